@@ -1,0 +1,175 @@
+"""The pool: which blocks are resident, who holds them, which one leaves. Bookkeeping only, no tensors.
+
+The simulator drives the same compiled core over a whole log; this class drives it one request at a
+time for the runtime. A request's life:
+
+    lease = pool.acquire(nodes, want, now, session)   # hits pinned, private slots for the rest
+    pool.commit(lease, upto)                          # blocks [.., upto) are filled: publish them
+    pool.extend(lease, 1)                             # decode crossed into a new block
+    pool.release(lease)                               # unpinned tail first; unpublished slots freed
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtool.blocks import fingerprint
+from kvtool.cache import core
+from kvtool.cache.policy import Policy
+
+NodeIds = NDArray[np.int32]
+"""Dense node ids of a prompt's full blocks, front to back, int32 [n]."""
+
+PER_NODE = ("parent", "depth", "touches", "last", "turn", "sharers", "slot", "pins", "kids", "place", "key")
+EMPTY = {"parent": -1, "turn": -1, "slot": -1, "place": -1}
+
+
+@dataclass(slots=True)
+class Lease:
+    """What the pool hands out for one request.
+
+    `slots[i]` backs block i of the request. Blocks [0, hit) were resident; [hit, published) this
+    request has published; the rest are private until `commit`. `evicted` lists (node, slot) that left
+    to make room, in order: a tiered store copies them away before the slots are written.
+    """
+
+    nodes: list[int]
+    hit: int
+    published: int
+    slots: list[int]
+    evicted: list[tuple[int, int]] = field(default_factory=list)
+
+
+def session_bit(session: str | None) -> np.uint64:
+    """The session's bit in a block's sharing sketch; no session, no bit."""
+    return (
+        np.uint64(0) if session is None else np.uint64(1 << (int(fingerprint(session.encode())[:8], 16) % 64))
+    )
+
+
+class Pool:
+    """A tier's blocks under one policy. Invariants are listed and tested in `check`."""
+
+    def __init__(self, capacity: int, policy: Policy) -> None:
+        self.capacity = capacity
+        self.policy = policy
+        self.nodes = 0
+        self._state = core.new_state(1024, capacity, policy.parameter_array())
+
+    @property
+    def state(self) -> core.State:
+        """The arrays themselves, for the store and for tests; do not write to them."""
+        return self._state
+
+    def add_node(self, parent: int) -> int:
+        """A new block identity below `parent` (-1: the first block of a prompt)."""
+        assert -1 <= parent < self.nodes
+        if self.nodes == len(self._state.parent):
+            self._grow()
+        node = self.nodes
+        self.nodes += 1
+        self._state.parent[node] = parent
+        self._state.depth[node] = 0 if parent < 0 else self._state.depth[parent] + 1
+        return node
+
+    def match(self, nodes: list[int]) -> int:
+        """How many leading blocks of `nodes` are resident."""
+        return int(core.match(self._state, _ids(nodes)))
+
+    def acquire(
+        self, nodes: list[int], want: int, now: float, session: str | None = None, most: int | None = None
+    ) -> Lease | None:
+        """Pin the resident prefix of `nodes` (at most `most` blocks) and lease slots up to `want` blocks.
+
+        `want` counts the request's blocks in all, hits and a partial last one included. `now` is in
+        seconds. The touch counts for all of `nodes`. None, and nothing has changed but the touch, when
+        there is not room: every other block is held.
+        """
+        state, ids = self._state, _ids(nodes)
+        core.touch(state, self.policy.key, ids, now, session_bit(session))
+        hit = int(core.match(state, ids[:most]))
+        core.pin(state, ids[:hit])
+        lease = Lease(list(nodes), hit, hit, [int(slot) for slot in state.slot[ids[:hit]]])
+        if self.available() < want - hit:
+            self.release(lease)
+            return None
+        self.extend(lease, want - hit)
+        return lease
+
+    def available(self) -> int:
+        """Slots that could be leased now: free ones, and all blocks that no lease holds or depends on."""
+        return self.capacity - int(self._state.control[core.HELD])
+
+    def extend(self, lease: Lease, blocks: int) -> bool:
+        """Lease `blocks` more private slots; False (and what was got is kept) when the pool is held."""
+        for _ in range(blocks):
+            slot, evicted = core.take_slot(self._state)
+            if slot < 0:
+                return False
+            lease.slots.append(int(slot))
+            if evicted >= 0:
+                lease.evicted.append((int(evicted), int(slot)))
+        return True
+
+    def commit(self, lease: Lease, upto: int) -> None:
+        """Publish blocks [lease.published, upto), whose slots are filled. Their nodes must be known.
+
+        A block that another lease published first is taken over: `lease.slots` then names its slot.
+        """
+        for index in range(lease.published, upto):
+            lease.slots[index] = int(core.commit(self._state, lease.nodes[index], lease.slots[index]))
+        lease.published = max(lease.published, upto)
+
+    def release(self, lease: Lease) -> None:
+        """End a lease: published blocks become evictable, private slots are free again."""
+        for slot in lease.slots[lease.published :]:
+            core.free_slot(self._state, slot)
+        core.unpin(self._state, _ids(lease.nodes[: lease.published]))
+        lease.slots, lease.nodes, lease.published = [], [], 0
+
+    def drop(self, node: int) -> bool:
+        """Make one evictable block non-resident (a bad shard block, an admin's evict); False if held."""
+        if self._state.place[node] < 0:
+            return False
+        core.free_slot(self._state, core.remove(self._state, node))
+        return True
+
+    def check(self) -> None:
+        """Assert every invariant; slow, for tests and debugging."""
+        s, n = self._state, self.nodes
+        resident = np.flatnonzero(s.slot[:n] >= 0)
+        owned = np.flatnonzero(s.owner >= 0)
+        free = s.free[: s.control[core.FREE]]
+        private = np.flatnonzero(s.owner == core.PRIVATE)
+        assert (s.owner[s.slot[resident]] == resident).all(), "a resident block's slot names another owner"
+        assert len(owned) == len(resident), "slots and resident blocks do not pair up"
+        assert s.control[core.HELD] == len(private) + (s.pins[:n] > 0).sum(), "held slots are miscounted"
+        assert sorted([*owned, *free, *private]) == list(range(self.capacity)), "a slot is shared or lost"
+        kids = np.zeros(n, np.int64)
+        for node in resident:
+            parent = s.parent[node]
+            if parent >= 0:
+                assert s.slot[parent] >= 0, "a resident block's parent is not resident"
+                kids[parent] += 1
+        assert (kids == s.kids[:n]).all(), "resident children are miscounted"
+        assert (s.pins[:n] >= 0).all() and (s.slot[:n][s.pins[:n] > 0] >= 0).all(), "a pinned block left"
+        evictable = {int(node) for node in resident if s.pins[node] == 0 and kids[node] == 0}
+        heap = s.heap[: s.control[core.HEAP]]
+        assert set(heap.tolist()) == evictable and len(heap) == len(evictable), (
+            "the heap is not the evictable set"
+        )
+        assert all(s.heap[s.place[node]] == node for node in evictable), "a heap position is wrong"
+
+    def _grow(self) -> None:
+        grown = {}
+        for name in PER_NODE:
+            old = getattr(self._state, name)
+            new = np.full(len(old) * 2, EMPTY.get(name, 0), old.dtype)
+            new[: len(old)] = old
+            grown[name] = new
+        self._state = self._state._replace(**grown)
+
+
+def _ids(nodes: list[int]) -> NodeIds:
+    return np.array(nodes, dtype=np.int32)

@@ -1,0 +1,39 @@
+"""Files that are either whole or absent: written under a temporary name, synced, then renamed."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole(path: Path, mode: int = 0o644) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on a clean exit sync it and rename it into place.
+
+    On an error nothing is left behind. After a crash a `.tmp` file may remain; it is never read.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        with temporary.open("rb+") as handle:
+            os.fsync(handle.fileno())
+        temporary.chmod(mode)
+        temporary.replace(path)
+        sync_directory(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def sync_directory(folder: Path) -> None:
+    """Make a rename in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: Path, data: bytes | str, mode: int = 0o644) -> None:
+    """Write `data` to `path` atomically and durably."""
+    with whole(path, mode) as temporary:
+        temporary.write_bytes(data.encode() if isinstance(data, str) else data)

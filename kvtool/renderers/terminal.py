@@ -1,0 +1,74 @@
+"""terminal: what a person sees. Headline first, then tables, findings by price, notes last."""
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from kvtool.report import Column, Finding, Report, Table
+
+COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+
+
+def render(report: Report) -> None:
+    """Draw on stdout; colour only where the terminal has it, width as it is (80 in a pipe)."""
+    console = Console(highlight=False)
+    for line in report.headline:
+        console.print(escape(line))
+    for table in report.tables:
+        _table(console, table)
+    for finding in report.findings:
+        _finding(console, finding)
+    for note in report.notes:
+        console.print(f"[dim]note:[/] {escape(note)}")
+
+
+def _table(console: Console, table: Table) -> None:
+    drawn = RichTable(
+        title=table.title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
+    for column in table.columns:
+        drawn.add_column(column.title, justify="left" if column.unit == "text" else "right", overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*(escape(show(cell, column)) for cell, column in zip(row, table.columns, strict=True)))
+    console.print()
+    console.print(drawn)
+
+
+def _finding(console: Console, finding: Finding) -> None:
+    place = finding.location
+    console.print()
+    console.print(f"[{COLOURS[finding.severity]}]{finding.code} {finding.name}[/]  {escape(finding.message)}")
+    console.print(f"  at    {escape(f'{place.file}:{place.row} {place.path} [{place.start}:{place.end}]')}")
+    console.print(f"  slot  {escape(finding.slot)}")
+    console.print(
+        f"  cost  {finding.lost_tokens:,} lost tokens; hit rate {finding.hit_rate_if_fixed:.1%} if fixed"
+    )
+    console.print(f"  fix   {finding.fix.action}{'' if finding.fix.safe else ' (unsafe)'}")
+
+
+def show(value: str | int | float | None, column: Column) -> str:
+    """One cell as text, by its column's unit."""
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    match column.unit:
+        case "rate":
+            return f"{value:.1%}"
+        case "bytes":
+            return show_bytes(value)
+        case "seconds":
+            return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.1f} s"
+        case "ratio":
+            return f"{value:.1f}x"
+        case _:
+            return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+
+
+def show_bytes(value: float) -> str:
+    """1536 -> '1.5 KiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError

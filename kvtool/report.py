@@ -1,0 +1,88 @@
+"""What a command has to say, before any format: findings, tables, notes. Renderers draw it.
+
+`Report.data` is the command's JSON document (see docs/reference/json.md); the rest is for people.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Severity = Literal["error", "warning", "info"]
+Action = Literal["move-to-last-user", "freeze", "strip", "sort", "canonicalize", "report"]
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a finding stands: characters [start, end) of the string at `path` in row `row` of `file`."""
+
+    file: str
+    row: int
+    path: str
+    role: str | None
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """What would repair a finding. `safe` fixes keep the meaning of the prompt."""
+
+    action: Action
+    safe: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One cause of lost prefix tokens, with its price.
+
+    lost_tokens: prompt tokens that a cache would have served with this finding repaired, and did not.
+    hit_rate_if_fixed: token hit rate of a replay with this one finding repaired.
+    fingerprint: rule + path + slot template; stable across runs and row numbers.
+    """
+
+    code: str
+    name: str
+    severity: Severity
+    message: str
+    fingerprint: str
+    location: Location
+    slot: str
+    examples: list[str]
+    requests: int
+    sessions: int
+    distinct_values: int
+    lost_tokens: int
+    hit_rate_if_fixed: float
+    fix: Fix
+
+    def to_json(self) -> dict[str, Any]:
+        """The FINDING object of the JSON contract."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A table column; `unit` decides how a renderer prints a value."""
+
+    title: str
+    unit: Literal["text", "count", "rate", "bytes", "seconds", "ratio"] = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows for people. Cells are raw values; None prints as a dash."""
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str | int | float | None]]
+
+
+@dataclass(slots=True)
+class Report:
+    """What a command returns. Ten lines first: headline, then tables and findings, then notes."""
+
+    data: dict[str, Any]
+    headline: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)

@@ -1,0 +1,297 @@
+"""Text or messages -> token ids, with the characters each token came from.
+
+Special tokens cut a prompt into segments that tokenize independently, so each distinct segment is
+encoded once. That is proven for every tokenizer at load, on probes, and dropped where it fails.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtool import embedded
+from kvtool.blocks import TokenIds, fingerprint
+from kvtool.errors import KvtoolError
+from kvtool.requests import Request
+from kvtool.templates import Rendered, Span, Template, load_template
+
+CACHED_CHARACTERS = 64_000_000
+"""Text that the segment cache may hold before it starts anew (a few hundred MB with its tokens)."""
+
+
+class Tokenizer(Protocol):
+    """`exact` is False when the ids only stand for a model's tokens (the byte fallback)."""
+
+    name: str
+    fingerprint: str
+    exact: bool
+    chat_template: str | None
+    special_tokens: dict[str, Any]
+
+    def encode(self, text: str) -> TokenIds:
+        """Token ids, uint32 [n]. No special tokens are added; those in the text are recognised."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[TokenIds]:
+        """`encode` of each text, on all cores where the tokenizer can."""
+        ...
+
+    def ends(self, text: str) -> NDArray[np.int64]:
+        """For each token of `encode(text)` the character after its last one, int64 [n], non-decreasing."""
+        ...
+
+
+class BytesTokenizer:
+    """UTF-8 bytes, four to a token: the stand-in when no tokenizer is at hand. Counts are estimates."""
+
+    name = "bytes"
+    fingerprint = fingerprint(b"bytes/4")
+    exact = False
+    chat_template: str | None = None
+    special_tokens: dict[str, Any] = {}  # noqa: RUF012
+
+    def encode(self, text: str) -> TokenIds:
+        """Each group of four bytes read as a little-endian uint32, the last one zero-padded."""
+        data = text.encode("utf-8", "surrogatepass")
+        return np.frombuffer(data + b"\0" * (-len(data) % 4), dtype="<u4").astype(np.uint32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[TokenIds]:
+        """`encode` of each text."""
+        return [self.encode(text) for text in texts]
+
+    def ends(self, text: str) -> NDArray[np.int64]:
+        """A token ends with the character that holds its last byte."""
+        widths = np.fromiter(
+            (len(char.encode("utf-8", "surrogatepass")) for char in text), np.int64, len(text)
+        )
+        last_byte = np.cumsum(widths)
+        total = int(last_byte[-1]) if len(text) else 0
+        boundaries = np.minimum(np.arange(4, total + 4, 4), total)
+        return np.searchsorted(last_byte, boundaries, side="left") + 1
+
+
+class FastTokenizer:
+    """A Hugging Face `tokenizers` file, with a bounded cache of encoded segments."""
+
+    exact = True
+
+    def __init__(
+        self, backend: Any, name: str, chat_template: str | None, special_tokens: dict[str, Any]
+    ) -> None:
+        self._backend = backend
+        self.name = name
+        self.fingerprint = fingerprint(backend.to_str().encode())
+        self.chat_template = chat_template
+        self.special_tokens = special_tokens
+        self._cache: dict[str, TokenIds] = {}
+        self._cached_characters = 0
+        self._specials = _special_pattern(backend)
+        if self._specials is not None and not self._segments_are_independent():
+            self._specials = None
+
+    def encode(self, text: str) -> TokenIds:
+        """Token ids, uint32 [n]."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[TokenIds]:
+        """Ids of each text; segments seen before are not encoded again."""
+        if self._specials is None:
+            return [
+                _ids(encoding)
+                for encoding in self._backend.encode_batch(list(texts), add_special_tokens=False)
+            ]
+        if self._cached_characters > CACHED_CHARACTERS:
+            self._cache.clear()
+            self._cached_characters = 0
+        cut = [self._specials.split(text) for text in texts]
+        new = list({segment: None for segments in cut for segment in segments if segment not in self._cache})
+        for segment, encoding in zip(
+            new, self._backend.encode_batch(new, add_special_tokens=False), strict=True
+        ):
+            self._cache[segment] = _ids(encoding)
+            self._cached_characters += len(segment)
+        cache = self._cache
+        return [np.concatenate([cache[segment] for segment in segments]) for segments in cut]
+
+    def ends(self, text: str) -> NDArray[np.int64]:
+        """Ends of the tokens in characters; a character split over several tokens counts for each."""
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        ends = np.fromiter((end for _, end in encoding.offsets), np.int64, len(encoding.ids))
+        return np.maximum.accumulate(ends) if len(ends) else ends
+
+    def _segments_are_independent(self) -> bool:
+        """Whether cutting at special tokens gives the ids of the whole, on probes with awkward borders."""
+        assert self._specials is not None
+        specials = self._special_contents()
+        borders = [
+            "",
+            " ",
+            "\n",
+            "a",
+            " a",
+            "\n\nb ",
+            "1",
+            "é",
+            "\u3000x",
+            "don't",
+            '{"a": 1}',
+            "  \t",
+            "\r\n",
+        ]
+        for number, left in enumerate(borders):
+            for right in borders:
+                one = specials[number % len(specials)]
+                text = f"{left}{one}{right}{specials[0]}{left} {right}"
+                whole = _ids(self._backend.encode(text, add_special_tokens=False))
+                parts = [
+                    _ids(self._backend.encode(part, add_special_tokens=False))
+                    for part in self._specials.split(text)
+                ]
+                if not np.array_equal(whole, np.concatenate(parts)):
+                    return False
+        return True
+
+    def _special_contents(self) -> list[str]:
+        return [token.content for token in self._backend.get_added_tokens_decoder().values() if token.special]
+
+
+def _special_pattern(backend: Any) -> re.Pattern[str] | None:
+    contents = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
+    if not contents:
+        return None
+    return re.compile(
+        "(" + "|".join(re.escape(text) for text in sorted(contents, key=len, reverse=True)) + ")"
+    )
+
+
+def _ids(encoding: Any) -> TokenIds:
+    return np.array(encoding.ids, dtype=np.uint32)
+
+
+def load_tokenizer(spec: str | None) -> Tokenizer:
+    """The tokenizer for `--tokenizer`: `embedded`, `bytes`, a directory, a tokenizer.json, or a hub id.
+
+    None takes the embedded model's where it is installed, else bytes.
+    """
+    if spec is None:
+        spec = "embedded" if embedded.installed() else "bytes"
+    if spec == "bytes":
+        return BytesTokenizer()
+    if spec == "embedded":
+        return _from_directory(embedded.tokenizer_directory(), "embedded")
+    path = Path(spec)
+    if path.is_dir():
+        return _from_directory(path, path.name)
+    if path.is_file():
+        return FastTokenizer(_read_backend(path), path.parent.name or path.name, *_settings(path.parent))
+    return _from_hub(spec)
+
+
+def _read_backend(path: Path) -> Any:
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        backend = Backend.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception for any unreadable file
+        raise KvtoolError(f"{path}: not a tokenizer.json: {error}") from error
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
+def _from_directory(folder: Path, name: str) -> Tokenizer:
+    if (folder / "tokenizer.json").is_file():
+        return FastTokenizer(_read_backend(folder / "tokenizer.json"), name, *_settings(folder))
+    return _through_transformers(str(folder), name)
+
+
+def _from_hub(spec: str) -> Tokenizer:
+    if spec.count("/") > 1 or spec.startswith((".", "/", "~")):
+        raise KvtoolError(f"--tokenizer {spec}: no such file or directory")
+    return _through_transformers(spec, spec)
+
+
+def _through_transformers(source: str, name: str) -> Tokenizer:
+    """For what has no tokenizer.json on disk: transformers converts or downloads it."""
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(source)
+        backend = loaded.backend_tokenizer
+    except (OSError, ValueError, AttributeError, ImportError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise KvtoolError(
+            f"--tokenizer {source}: {reason}",
+            "name a directory, a tokenizer.json, embedded, bytes or a hub id",
+        ) from error
+    backend.no_padding()
+    backend.no_truncation()
+    template = loaded.chat_template if isinstance(loaded.chat_template, str) else None
+    return FastTokenizer(backend, name, template, dict(loaded.special_tokens_map))
+
+
+def _settings(folder: Path) -> tuple[str | None, dict[str, Any]]:
+    """(chat template, special tokens by name) from tokenizer_config.json and chat_template.jinja."""
+    config: dict[str, Any] = {}
+    if (folder / "tokenizer_config.json").is_file():
+        try:
+            config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise KvtoolError(f"{folder / 'tokenizer_config.json'}: {error}") from error
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
+    if (folder / "chat_template.jinja").is_file():
+        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    special: dict[str, Any] = {}
+    for key in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        value = config.get(key)
+        if value is not None:
+            special[key] = value["content"] if isinstance(value, dict) else value
+    return template, special
+
+
+class PromptEncoder:
+    """A tokenizer and a chat template: Request -> what the model would see."""
+
+    def __init__(self, tokenizer: Tokenizer, template: Template) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.fingerprint = fingerprint(tokenizer.fingerprint.encode(), template.fingerprint.encode())
+
+    def render(self, request: Request) -> Rendered:
+        """Prompt text and its spans. Prompts given as ids have no text: an empty one comes back."""
+        if request.messages is not None:
+            return self.template.render(request.messages, request.tools)
+        text = request.text or ""
+        return Rendered(text, (Span(0, len(text), "text", "user"),) if text else ())
+
+    def encode(self, requests: Sequence[Request]) -> list[TokenIds]:
+        """Prompt token ids of each request, which must not be a block-id trace's."""
+        texts = [self.render(request).text for request in requests if request.token_ids is None]
+        encoded = iter(self.tokenizer.encode_batch(texts))
+        return [next(encoded) if request.token_ids is None else request.token_ids for request in requests]
+
+
+def load_encoder(
+    tokenizer: str | None = None, template: str = "auto", warn: Callable[[str], None] = lambda _: None
+) -> PromptEncoder:
+    """The encoder for `--tokenizer` and `--chat-template`. `warn` gets what the user must know."""
+    loaded = load_tokenizer(tokenizer)
+    return PromptEncoder(loaded, load_template(template, loaded.chat_template, loaded.special_tokens, warn))
+
+
+def batches(requests: Iterable[Request], size: int = 256) -> Iterable[list[Request]]:
+    """Requests in lists of `size`, so that the tokenizer's threads have something to share."""
+    batch: list[Request] = []
+    for request in requests:
+        batch.append(request)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
