@@ -28,7 +28,7 @@ class CommandGroup(click.Group):
         return COMMANDS.load(cmd_name) if cmd_name in COMMANDS.names() else None
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; a user's error is printed as such, anything else is a bug and keeps its traceback."""
+        """Run a command; a user's error is one line, anything else is a bug and keeps its traceback."""
         try:
             return super().invoke(ctx)
         except KvtoolError as error:

@@ -15,7 +15,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a request came from. `row` is 1-based: a line of JSONL, an element of a JSON array, a table row."""
+    """Where a request came from. `row` is 1-based: a JSONL line, a JSON array element, a table row."""
 
     file: str
     row: int

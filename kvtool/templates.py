@@ -7,7 +7,9 @@ private-use marks around every string; if taking the marks out does not give the
 template depends on its input's characters and the spans are found by searching in order instead.
 """
 
+import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -252,8 +254,6 @@ class JinjaTemplate:
 
 def _without_generation_tags(source: str) -> str:
     """Training templates mark the assistant's text with {% generation %}; it prints nothing."""
-    import re
-
     return re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", source)
 
 
@@ -270,10 +270,8 @@ def _parsed_arguments(message: Message) -> Message:
     for call in calls:
         function = dict(call.get("function") or {})
         if isinstance(function.get("arguments"), str):
-            try:
+            with contextlib.suppress(ValueError):
                 function["arguments"] = json.loads(function["arguments"])
-            except ValueError:
-                pass
         parsed.append({**call, "function": function})
     return {**message, "tool_calls": parsed}
 
