@@ -218,9 +218,38 @@ def touch(s: Any, key: Any, nodes: Any, now: Any, session_bit: Any) -> None:
             _offer(s, node)
 
 
+@njit(types.void(STATE, KEY_TYPE, NODES, types.float64, types.float64, types.uint64), cache=True)
+def rank(s: Any, key: Any, nodes: Any, now: Any, turn: Any, session_bit: Any) -> None:
+    """Rank `nodes` in a lower tier as the touch that another tier counts next will leave them.
+
+    A tier that shares its statistics must not count a use twice, and its heap must not see them
+    change: `rank`, the other tier's `touch`, then `offer_again`.
+    """
+    for i in range(nodes.size):
+        node = nodes[i]
+        _withdraw(s, node)
+        s.key[node] = key(
+            now,
+            turn,
+            s.touches[node] + 1,
+            s.last[node] if s.touches[node] > 0 else now,
+            sharer_estimate(s.sharers[node] | session_bit),
+            float(s.depth[node]),
+            s.age[0],
+            s.parameters,
+        )
+
+
+@njit(types.void(STATE, NODES), cache=True)
+def offer_again(s: Any, nodes: Any) -> None:
+    """Put back into the heap what `rank` took out of it."""
+    for i in range(nodes.size):
+        _offer(s, nodes[i])
+
+
 @njit(types.int32(STATE, types.int32), cache=True)
 def remove(s: Any, node: Any) -> Any:
-    """Make an evictable block non-resident; returns its slot, now private: free it or fill it."""
+    """Make an unpinned block non-resident; returns its slot, now private: free it or fill it."""
     _withdraw(s, node)
     slot = s.slot[node]
     s.owner[slot] = PRIVATE

@@ -21,7 +21,10 @@ from kvtool.cache.policy import Policy
 NodeIds = NDArray[np.int32]
 """Dense node ids of a prompt's full blocks, front to back, int32 [n]."""
 
-PER_NODE = ("parent", "depth", "touches", "last", "turn", "sharers", "slot", "pins", "kids", "place", "key")
+STATISTICS = ("parent", "depth", "touches", "last", "turn", "sharers")
+"""Fields of the state that describe a node in all tiers alike."""
+
+PER_TIER = ("slot", "pins", "kids", "place", "key")
 EMPTY = {"parent": -1, "turn": -1, "slot": -1, "place": -1}
 
 
@@ -49,13 +52,23 @@ def session_bit(session: str | None) -> np.uint64:
 
 
 class Pool:
-    """A tier's blocks under one policy. Invariants are listed and tested in `check`."""
+    """A tier's blocks under one policy. Invariants are listed and tested in `check`.
 
-    def __init__(self, capacity: int, policy: Policy) -> None:
+    A lower tier names the tier `above` whose nodes and statistics it shares: nodes are added and uses
+    counted there, and both appear here. What it holds need not include a block's parent.
+    """
+
+    def __init__(self, capacity: int, policy: Policy, above: "Pool | None" = None) -> None:
         self.capacity = capacity
         self.policy = policy
         self.nodes = 0
+        self._above = above
+        self._below: list[Pool] = []
         self._state = core.new_state(1024, capacity, policy.parameter_array())
+        if above is not None:
+            assert above.nodes == 0, "tiers are joined before nodes are added"
+            above._below.append(self)
+            self._share(above)
 
     @property
     def state(self) -> core.State:
@@ -64,14 +77,37 @@ class Pool:
 
     def add_node(self, parent: int) -> int:
         """A new block identity below `parent` (-1: the first block of a prompt)."""
-        assert -1 <= parent < self.nodes
+        assert -1 <= parent < self.nodes and self._above is None
         if self.nodes == len(self._state.parent):
             self._grow()
         node = self.nodes
         self.nodes += 1
+        for pool in self._below:
+            pool.nodes = self.nodes
         self._state.parent[node] = parent
         self._state.depth[node] = 0 if parent < 0 else self._state.depth[parent] + 1
         return node
+
+    def renew_node(self, node: int, parent: int) -> None:
+        """Give the id of a forgotten block, resident nowhere, to a new identity below `parent`."""
+        state = self._state
+        for pool in (self, *self._below):
+            assert pool._state.slot[node] < 0 and pool._state.kids[node] == 0
+            pool._state.key[node] = 0.0
+        state.parent[node] = parent
+        state.depth[node] = 0 if parent < 0 else state.depth[parent] + 1
+        state.touches[node] = state.last[node] = state.sharers[node] = 0
+        state.turn[node] = -1
+
+    def touch(self, nodes: list[int], now: float, session: str | None = None) -> None:
+        """Count one use of `nodes` at `now` seconds and rank them anew, in the tiers below too."""
+        ids, bit = _ids(nodes), session_bit(session)
+        for pool in self._below:
+            turn = float(self._state.control[core.TURN])
+            core.rank(pool._state, pool.policy.key, ids, now, turn, bit)
+        core.touch(self._state, self.policy.key, ids, now, bit)
+        for pool in self._below:
+            core.offer_again(pool._state, ids)
 
     def match(self, nodes: list[int]) -> int:
         """How many leading blocks of `nodes` are resident."""
@@ -86,8 +122,8 @@ class Pool:
         seconds. The touch counts for all of `nodes`. None, and nothing has changed but the touch, when
         there is not room: every other block is held.
         """
+        self.touch(nodes, now, session)
         state, ids = self._state, _ids(nodes)
-        core.touch(state, self.policy.key, ids, now, session_bit(session))
         hit = int(core.match(state, ids[:most]))
         core.pin(state, ids[:hit])
         lease = Lease(list(nodes), hit, hit, [int(slot) for slot in state.slot[ids[:hit]]])
@@ -150,7 +186,9 @@ class Pool:
         for node in resident:
             parent = s.parent[node]
             if parent >= 0:
-                assert s.slot[parent] >= 0, "a resident block's parent is not resident"
+                assert s.slot[parent] >= 0 or self._above is not None, (
+                    "a resident block's parent is not resident"
+                )
                 kids[parent] += 1
         assert (kids == s.kids[:n]).all(), "resident children are miscounted"
         assert (s.pins[:n] >= 0).all() and (s.slot[:n][s.pins[:n] > 0] >= 0).all(), "a pinned block left"
@@ -162,13 +200,20 @@ class Pool:
         assert all(s.heap[s.place[node]] == node for node in evictable), "a heap position is wrong"
 
     def _grow(self) -> None:
-        grown = {}
-        for name in PER_NODE:
-            old = getattr(self._state, name)
-            new = np.full(len(old) * 2, EMPTY.get(name, 0), old.dtype)
-            new[: len(old)] = old
-            grown[name] = new
-        self._state = self._state._replace(**grown)
+        for pool in (self, *self._below):
+            grown = {}
+            for name in PER_TIER if pool._above is not None else (*STATISTICS, *PER_TIER):
+                old = getattr(pool._state, name)
+                new = np.full(len(old) * 2, EMPTY.get(name, 0), old.dtype)
+                new[: len(old)] = old
+                grown[name] = new
+            pool._state = pool._state._replace(**grown)
+        for pool in self._below:
+            pool._share(self)
+
+    def _share(self, above: "Pool") -> None:
+        shared = {name: getattr(above._state, name) for name in STATISTICS}
+        self._state = self._state._replace(**shared)
 
 
 def _ids(nodes: list[int]) -> NodeIds:
