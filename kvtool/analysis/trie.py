@@ -1,0 +1,170 @@
+"""The block trie: prompts go in, each distinct (parent, block) becomes one dense node id.
+
+A block is `width` uint32 words: its token ids, or a trace's ready-made id as two words. The hash only
+finds; words are compared exactly, so two blocks are one node if and only if their prefixes are equal.
+Node ids are given in order of insertion, so a parent's id is always smaller than its children's.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numpy.typing import NDArray
+
+NO_NODE = -1
+
+
+class BlockTrie:
+    """Grows as prompts are inserted. Roots carry their space (model, tenant) as parent -1 - space."""
+
+    def __init__(self, width: int, nodes: int = 1024) -> None:
+        self.width = width
+        self.size = 0
+        self._link = np.zeros(nodes, np.int32)
+        self._depth = np.zeros(nodes, np.int32)
+        self._words = np.zeros((nodes, width), np.uint32)
+        self._hash = np.zeros(nodes, np.uint64)
+        self._table = np.full(4 * nodes, NO_NODE, np.int32)
+
+    def insert(
+        self, words: NDArray[np.uint32], offsets: NDArray[np.int64], spaces: NDArray[np.int32]
+    ) -> NDArray[np.int32]:
+        """Insert prompts; returns each one's deepest node, int32 [b] (-1: not one full block).
+
+        words: all prompts' words, concatenated; prompt i is words[offsets[i] : offsets[i + 1]], of
+        which the full blocks count. spaces [b]: prompts of different spaces never share a node.
+        """
+        self._reserve(self.size + int(((offsets[1:] - offsets[:-1]) // self.width).sum()))
+        leaves = np.empty(len(spaces), np.int32)
+        self.size = int(
+            _insert(
+                words,
+                offsets,
+                spaces,
+                self.size,
+                self._link,
+                self._depth,
+                self._words,
+                self._hash,
+                self._table,
+                leaves,
+            )
+        )
+        return leaves
+
+    @property
+    def link(self) -> NDArray[np.int32]:
+        """Parent node, or -1 - space for a first block, int32 [n]."""
+        return self._link[: self.size]
+
+    @property
+    def depth(self) -> NDArray[np.int32]:
+        """0 for a first block, int32 [n]."""
+        return self._depth[: self.size]
+
+    @property
+    def words(self) -> NDArray[np.uint32]:
+        """The blocks themselves, uint32 [n, width]."""
+        return self._words[: self.size]
+
+    def _reserve(self, nodes: int) -> None:
+        """Room for `nodes` nodes in the arrays and, at most half full, in the table."""
+        if nodes <= len(self._link):
+            return
+        room = max(nodes, len(self._link) * 3 // 2)
+        for name in ("_link", "_depth", "_words", "_hash"):
+            old = getattr(self, name)
+            new = np.zeros((room, *old.shape[1:]), old.dtype)
+            new[: self.size] = old[: self.size]
+            setattr(self, name, new)
+        slots = 1 << (2 * room - 1).bit_length()
+        if slots > len(self._table):
+            self._table = np.full(slots, NO_NODE, np.int32)
+            _rehash(self._hash, self.size, self._table)
+
+
+@njit(types.uint64(types.uint32[::1], types.int64, types.int64, types.int64), cache=True)
+def _block_hash(words: Any, start: Any, width: Any, link: Any) -> Any:
+    """Multiply-xorshift over the parent link and the words; only ever a hint."""
+    h = np.uint64(link) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x165667B19E3779F9)
+    for i in range(width):
+        h = (h ^ np.uint64(words[start + i])) * np.uint64(0x9FB21C651E98DF25)
+        h ^= h >> np.uint64(29)
+    h *= np.uint64(0xD6E8FEB86659FD93)
+    return h ^ (h >> np.uint64(32))
+
+
+@njit(types.void(types.uint64[::1], types.int64, types.int32[::1]), cache=True)
+def _rehash(hashes: Any, size: Any, table: Any) -> None:
+    mask = np.uint64(table.size - 1)
+    for node in range(size):
+        at = hashes[node] & mask
+        while table[at] >= 0:
+            at = (at + np.uint64(1)) & mask
+        table[at] = node
+
+
+@njit(
+    types.int64(
+        types.uint32[::1],
+        types.int64[::1],
+        types.int32[::1],
+        types.int64,
+        types.int32[::1],
+        types.int32[::1],
+        types.uint32[:, ::1],
+        types.uint64[::1],
+        types.int32[::1],
+        types.int32[::1],
+    ),
+    cache=True,
+)
+def _insert(
+    words: Any,
+    offsets: Any,
+    spaces: Any,
+    size: Any,
+    links: Any,
+    depths: Any,
+    stored: Any,
+    hashes: Any,
+    table: Any,
+    leaves: Any,
+) -> Any:
+    width = stored.shape[1]
+    mask = np.uint64(table.size - 1)
+    for prompt in range(spaces.size):
+        link = np.int64(-1 - spaces[prompt])
+        leaf = np.int64(NO_NODE)
+        start = offsets[prompt]
+        depth = 0
+        while start + width <= offsets[prompt + 1]:
+            h = _block_hash(words, start, width, link)
+            at = h & mask
+            while True:
+                node = np.int64(table[at])
+                if node < 0:
+                    node = size
+                    size += 1
+                    table[at] = node
+                    links[node] = link
+                    depths[node] = depth
+                    hashes[node] = h
+                    for i in range(width):
+                        stored[node, i] = words[start + i]
+                    break
+                if hashes[node] == h and links[node] == link:
+                    same = True
+                    for i in range(width):
+                        if stored[node, i] != words[start + i]:
+                            same = False
+                            break
+                    if same:
+                        break
+                at = (at + np.uint64(1)) & mask
+            link = node
+            leaf = node
+            start += width
+            depth += 1
+        leaves[prompt] = leaf
+    return size
