@@ -1,0 +1,42 @@
+"""What a log format is: a claim on rows, and the requests of a row."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from kvtool.requests import Request, Source
+
+
+class BadRow(Exception):
+    """A row that holds no readable request. The message is the reason under which rows are counted,
+    so it names the field but no values."""
+
+
+class Format:
+    """One log format. A fresh object reads each file, so it may keep what later rows refer to.
+
+    `rank` decides between formats that claim the same rows: the more particular one is higher.
+    `omits` says what of the prompt's head logs of this format never record (empty: nothing).
+    """
+
+    name: ClassVar[str]
+    rank: ClassVar[int] = 0
+    omits: ClassVar[str] = ""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    @classmethod
+    def claims(cls, row: Any) -> bool:
+        """Whether a decoded row looks like this format. Must not raise on any JSON value."""
+        raise NotImplementedError
+
+    def read(self, row: Any, source: Source) -> Iterator[Request]:
+        """The requests of one row, in its order; none for a row that is no model call.
+
+        Raises BadRow where the row should hold a request and does not.
+        """
+        raise NotImplementedError
+
+    def finish(self) -> Iterator[Request]:
+        """Requests that could only be told at the end of the file."""
+        return iter(())

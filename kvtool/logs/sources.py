@@ -1,0 +1,156 @@
+"""Paths, globs, directories and stdin -> byte streams, decompressed by their content."""
+
+import glob
+import gzip
+import io
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from kvtool.errors import KvtoolError
+
+STDIN = "-"
+LOG_SUFFIXES = frozenset(
+    (
+        ".jsonl",
+        ".ndjson",
+        ".json",
+        ".log",
+        ".parquet",
+        ".pq",
+        ".csv",
+        ".tsv",
+        ".yaml",
+        ".yml",
+        ".traj",
+        ".eval",
+        ".zip",
+    )
+)
+COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
+"""What reading a cut or corrupt compressed stream raises."""
+
+
+def expand(paths: Sequence[str]) -> list[str]:
+    """Files named by paths, globs and directories, in order, each once.
+
+    A directory stands for the log files below it, sorted. Raises KvtoolError for a path that is not there.
+    """
+    files: dict[str, None] = {}
+    for path in paths:
+        if path == STDIN or Path(path).is_file():
+            files[path] = None
+        elif Path(path).is_dir():
+            files.update((str(file), None) for file in sorted(Path(path).rglob("*")) if _is_log(file))
+        elif matched := sorted(glob.glob(path, recursive=True)):  # noqa: PTH207
+            files.update((name, None) for name in matched if Path(name).is_file())
+        else:
+            raise KvtoolError(f"{path}: no such file", "name a file, a folder, a glob, or - for stdin")
+    if not files:
+        raise KvtoolError(
+            f"{', '.join(paths)}: no log files there", f"kvtool reads {' '.join(sorted(LOG_SUFFIXES))}"
+        )
+    return list(files)
+
+
+def _is_log(path: Path) -> bool:
+    name = path.with_suffix("") if path.suffix in COMPRESSIONS else path
+    return name.suffix.lower() in LOG_SUFFIXES and path.is_file() and not path.name.startswith(".")
+
+
+def inner_suffix(path: str) -> str:
+    """`.jsonl` of `x.jsonl.gz`."""
+    plain = Path(path)
+    return (plain.with_suffix("") if plain.suffix in COMPRESSIONS else plain).suffix.lower()
+
+
+class Input:
+    """One file of a log. It can be opened more than once; stdin is kept in a temporary file for that."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.compression: str | None = None
+        self._spooled: Path | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def open(self) -> IO[bytes]:
+        """The decompressed bytes, from the start. Cut or corrupt data raises one of DAMAGED while read."""
+        if self.path == STDIN and self._spooled is None:
+            self._spool(sys.stdin.buffer)
+        try:
+            raw = (self._spooled or Path(self.path)).open("rb")
+        except OSError as error:
+            raise KvtoolError(f"{self.path}: {error.strerror}") from error
+        magic = raw.read(4)
+        raw.seek(0)
+        if magic.startswith(GZIP):
+            self.compression = "gz"
+            return io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 20)  # type: ignore[arg-type]
+        if magic == ZSTD:
+            self.compression = "zst"
+            return io.BufferedReader(_ZstdStream(raw), 1 << 20)
+        return raw
+
+    def local(self) -> Path:
+        """A path of the decompressed bytes that can be read at random."""
+        with self.open() as stream:
+            if self.compression is not None:
+                self._spool(stream)
+                self.compression = None
+        return self._spooled or Path(self.path)
+
+    def _spool(self, stream: IO[bytes]) -> None:
+        folder = tempfile.TemporaryDirectory(prefix="kvtool-")
+        target = Path(folder.name) / "data"
+        with target.open("wb") as out:
+            shutil.copyfileobj(stream, out, 1 << 20)
+        self._folder, self._spooled = folder, target
+
+
+class _ZstdStream(io.RawIOBase):
+    """Frames one after another; unlike the library's own reader it does not take a cut frame for the end."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
+        self._frame: Any = None
+        self._rest = b""
+        self._out = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._out:
+            data = self._rest or self._raw.read(1 << 17)
+            self._rest = b""
+            if not data:
+                if self._frame is not None:
+                    raise EOFError("the compressed data ends early")
+                return 0
+            self._out = self._decompress(data)
+        size = min(len(buffer), len(self._out))
+        buffer[:size], self._out = self._out[:size], self._out[size:]
+        return size
+
+    def _decompress(self, data: bytes) -> bytes:
+        import zstandard
+
+        if self._frame is None:
+            self._frame = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            out: bytes = self._frame.decompress(data)
+        except zstandard.ZstdError as error:
+            raise EOFError(str(error)) from error
+        if self._frame.eof:
+            self._rest, self._frame = self._frame.unused_data, None
+        return out
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
