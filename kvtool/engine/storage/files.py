@@ -1,0 +1,58 @@
+"""Files of a shard directory: private to their owner, since KV reveals its prompt, and whole or absent."""
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvtool.errors import KvtoolError
+from kvtool.files import whole
+
+PRIVATE = 0o600
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write `data` to `path` atomically, durably, never readable by others."""
+    with private_stream(path) as write:
+        write(data)
+
+
+@contextmanager
+def private_stream(path: Path) -> Iterator[Callable[[bytes], None]]:
+    """Yield a function that appends to what becomes `path` when the context ends without an error."""
+    with whole(path, PRIVATE) as temporary:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE)
+        with os.fdopen(descriptor, "wb") as handle:
+
+            def write(data: bytes) -> None:
+                handle.write(data)
+
+            yield write
+
+
+def file_digest(path: Path) -> str:
+    """sha256 over the bytes of `path`, as manifests write it."""
+    with path.open("rb") as handle:
+        return "sha256:" + hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold `folder` for writing: one prewarm, merge or gc at a time. The lock dies with the process."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise KvtoolError(f"{folder}: another process is writing to it", "wait for it to end") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Temporary files that a crash left behind, sorted."""
+    return sorted(path for path in folder.iterdir() if path.name.startswith(".") and path.suffix == ".tmp")

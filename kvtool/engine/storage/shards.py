@@ -1,0 +1,114 @@
+"""A shard directory, opened: find a block by its hash, read it, prove it. Torch only to decode."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvtool.blocks import BlockHash
+from kvtool.engine.storage.index import BlockRow, block_checksum, index_from_bytes
+from kvtool.engine.storage.manifest import INDEX, Manifest, read_manifest, sha256, shard_name
+from kvtool.errors import KvtoolError
+
+if TYPE_CHECKING:
+    from kvtool.engine.storage.codec import Block, Codec
+
+
+class BadBlock(KvtoolError):
+    """A stored block that must not be used: serving counts it as a miss and computes it anew.
+
+    `field` says what failed: `file`, `bytes` or `checksum`.
+    """
+
+    def __init__(self, row: BlockRow, field: str, reason: str) -> None:
+        super().__init__(f"{shard_name(row.shard)} row {row.row} (block {row.hash.hex()}): {field}: {reason}")
+        self.row = row
+        self.field = field
+
+
+@dataclass(slots=True)
+class ShardSet:
+    """The blocks of `folder`. `rows` are in shard order, so chains stand in the order they are read.
+
+    Files are opened when first read and stay open; `close` lets go. Reading is thread-safe (pread).
+    """
+
+    folder: Path
+    manifest: Manifest
+    rows: list[BlockRow]
+    index: dict[BlockHash, BlockRow]
+    _codecs: "dict[str, Codec]"
+    _open: dict[int, int]
+
+    def read_bytes(self, row: BlockRow) -> bytes:
+        """A block's stored bytes, verified against its checksum. Raises BadBlock."""
+        try:
+            if row.shard not in self._open:
+                self._open[row.shard] = os.open(self.folder / shard_name(row.shard), os.O_RDONLY)
+            data = os.pread(self._open[row.shard], row.bytes, row.offset)
+        except OSError as error:
+            raise BadBlock(row, "file", error.strerror or str(error)) from error
+        if len(data) != row.bytes:
+            raise BadBlock(row, "bytes", f"the file ends after {len(data)} of {row.bytes}")
+        if block_checksum(row.hash, data) != row.checksum:
+            raise BadBlock(row, "checksum", "does not match the stored bytes")
+        return data
+
+    def read_block(self, block: BlockHash) -> "Block":
+        """Keys and values by layer, on the CPU, in the shards' dtype. Raises BadBlock, KeyError if absent."""
+        from kvtool.engine.storage.codec import decode_block, load_codec
+
+        row = self.index[block]
+        if row.codec not in self._codecs:
+            self._codecs[row.codec] = load_codec(self.manifest.codecs[row.codec])
+        data = self.read_bytes(row)
+        return decode_block(self._codecs[row.codec], self.manifest.identity.shape, data, row.depth == 0)
+
+    def close(self) -> None:
+        """Close the files."""
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
+
+
+def open_shards(folder: Path) -> ShardSet:
+    """Read and check manifest and index (not the blocks: each is proven when it is read).
+
+    KvtoolError names the file and the field that is wrong. The caller compares identities.
+    """
+    manifest = read_manifest(folder)
+    return ShardSet(
+        folder, manifest, rows := read_index(folder, manifest), {row.hash: row for row in rows}, {}, {}
+    )
+
+
+def read_index(folder: Path, manifest: Manifest) -> list[BlockRow]:
+    """The index rows of the files that `manifest` lists, in shard order, checked for shape and place."""
+    path = folder / INDEX
+    hint = "restore the file, or delete the directory and run prewarm again"
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise KvtoolError(f"{path}: {error.strerror}", hint) from error
+    if sha256(data) not in manifest.index_digests:
+        raise KvtoolError(f"{path}: digest is not the manifest's", hint)
+    size = manifest.identity.shape.block_size
+    listed = {file.number: 0 for file in manifest.files}
+    rows = []
+    for row in index_from_bytes(data, size, str(path)):
+        if row.shard not in listed:  # a commit that did not finish
+            continue
+        if row.row != listed[row.shard]:
+            raise KvtoolError(
+                f"{path}: row: {row.row} in shard {row.shard} stands where {listed[row.shard]} should"
+            )
+        if row.codec not in manifest.codecs:
+            raise KvtoolError(f"{path}: codec: '{row.codec}' is not in the manifest")
+        listed[row.shard] += 1
+        rows.append(row)
+    for file in manifest.files:
+        if listed[file.number] != file.rows:
+            raise KvtoolError(
+                f"{path}: rows: {listed[file.number]} for {file.name}, the manifest says {file.rows}"
+            )
+    return rows
