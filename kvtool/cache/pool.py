@@ -133,6 +133,12 @@ class Pool:
         self.extend(lease, want - hit)
         return lease
 
+    def fits(self, nodes: list[int], want: int, most: int | None = None) -> bool:
+        """Whether `acquire` would find room now; nothing is touched."""
+        hits = _ids(nodes[: self.match(nodes[:most])])
+        newly_held = int((self._state.pins[hits] == 0).sum())
+        return self.available() - newly_held >= want - len(hits)
+
     def available(self) -> int:
         """Slots that could be leased now: free ones, and all blocks that no lease holds or depends on."""
         return self.capacity - int(self._state.control[core.HELD])
@@ -170,6 +176,51 @@ class Pool:
             return False
         core.free_slot(self._state, core.remove(self._state, node))
         return True
+
+    def slot_of(self, node: int) -> int:
+        """The slot that holds `node`, -1 when it is not resident."""
+        return int(self._state.slot[node])
+
+    def take(self) -> tuple[int, int]:
+        """(slot, evicted node or -1): a private slot outside any lease; (-1, -1) when all is held."""
+        slot, evicted = core.take_slot(self._state)
+        return int(slot), int(evicted)
+
+    def place(self, node: int, slot: int) -> None:
+        """Publish a private slot as block `node`, held by nobody."""
+        core.commit(self._state, node, slot)
+        core.unpin(self._state, _ids([node]))
+
+    def pin(self, nodes: list[int]) -> None:
+        """Hold resident `nodes` outside any lease; each pin needs one unpin."""
+        core.pin(self._state, _ids(nodes))
+
+    def unpin(self, nodes: list[int]) -> None:
+        """Let go of what `pin` held, tail first."""
+        core.unpin(self._state, _ids(nodes))
+
+    def evictable(self) -> list[int]:
+        """Blocks that could leave now, in no order."""
+        return [int(node) for node in self._state.heap[: self._state.control[core.HEAP]]]
+
+    def discard(self, node: int) -> bool:
+        """`drop` a block of a lower tier even if children of it stay here; False if it is pinned."""
+        if self._state.slot[node] < 0 or self._state.pins[node] > 0:
+            return False
+        core.free_slot(self._state, core.remove(self._state, node))
+        return True
+
+    def adopt(self, blocks: list[tuple[int, int]]) -> None:
+        """Fill an empty pool with (node, slot) as an earlier process left them."""
+        assert self._state.control[core.FREE] == self.capacity
+        taken = {slot for _, slot in blocks}
+        free = [slot for slot in range(self.capacity - 1, -1, -1) if slot not in taken]
+        self._state.free[: len(free)] = free
+        self._state.control[core.FREE] = len(free)
+        for node, slot in blocks:
+            self._state.owner[slot] = core.PRIVATE
+            self._state.control[core.HELD] += 1
+            self.place(node, slot)
 
     def check(self) -> None:
         """Assert every invariant; slow, for tests and debugging."""

@@ -1,0 +1,261 @@
+"""Tiers: device, host and disk pools over the same nodes, and shards below them that never change.
+
+Tiers are inclusive: a block that is promoted keeps its lower copy; a block that leaves a tier moves to
+the next one that can take it, unless a copy is below already. Bookkeeping only: what must be copied is
+listed as moves, in order, and whoever owns the tensors executes `take_moves()` before he writes a slot
+or reads one for a load. A request's life:
+
+    lease = pool.acquire(nodes, want, now, session, most)   # device hits pinned; lease.loads to be read
+    store.execute(pool.take_moves())
+    pool.settle(lease, loaded)                              # the first `loaded` of lease.loads are here
+    pool.commit / extend / append / release                 # as in Pool; take_moves() after extend
+"""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from kvtool.cache.policy import Policy
+from kvtool.cache.pool import STATISTICS, Lease, Pool
+
+
+class Tier(IntEnum):
+    """Fastest first. Shards are written by `kvtool prewarm` and only read here."""
+
+    DEVICE = 0
+    HOST = 1
+    DISK = 2
+    SHARDS = 3
+
+
+class Move(NamedTuple):
+    """Copy block `node` from a slot of one tier to a slot of another."""
+
+    node: int
+    source: Tier
+    source_slot: int
+    target: Tier
+    target_slot: int
+
+
+@dataclass(slots=True)
+class TieredLease(Lease):
+    """A lease whose blocks [hit, hit + len(loads)) can be read from a lower tier into their slots."""
+
+    loads: list[Move] = field(default_factory=list)
+    loaded: int = 0
+
+
+class TieredPool:
+    """Pools by tier; `device` slots are what leases hold. A capacity of 0 leaves a tier out."""
+
+    def __init__(self, policy: Policy, device: int, host: int = 0, disk: int = 0) -> None:
+        self.device = Pool(device, policy)
+        self.lower: dict[Tier, Pool] = {}
+        for tier, capacity in ((Tier.HOST, host), (Tier.DISK, disk)):
+            if capacity:
+                self.lower[tier] = Pool(capacity, policy, above=self.device)
+        self._shard_row: dict[int, int] = {}
+        self._moves: list[Move] = []
+        self.lost = 0
+        """Blocks that left the last tier that had them: computed anew if asked for."""
+        self.crowded = 0
+        """Demotions that found every block of a tier held."""
+        self.broken = 0
+        """Copies discarded as bad; blocks below such a one are unreachable until it is computed again."""
+
+    def add_node(self, parent: int, shard_row: int = -1) -> int:
+        """A new block identity below `parent` (-1: a first block), at `shard_row` of the shards if >= 0."""
+        node = self.device.add_node(parent)
+        if shard_row >= 0:
+            self._shard_row[node] = shard_row
+        return node
+
+    def renew_node(self, node: int, parent: int, shard_row: int = -1) -> None:
+        """Give a forgotten id, resident nowhere, to a new identity."""
+        self.device.renew_node(node, parent)
+        self._shard_row.pop(node, None)
+        if shard_row >= 0:
+            self._shard_row[node] = shard_row
+
+    def adopt(self, tier: Tier, blocks: list[tuple[int, int]]) -> None:
+        """Fill a lower tier with (node, slot) that survived a restart, before anything else happens."""
+        self.lower[tier].adopt(blocks)
+
+    def tier_of(self, node: int) -> Tier | None:
+        """The fastest tier that holds `node`, None if none does."""
+        if self.device.slot_of(node) >= 0:
+            return Tier.DEVICE
+        for tier, pool in self.lower.items():
+            if pool.slot_of(node) >= 0:
+                return tier
+        return Tier.SHARDS if node in self._shard_row else None
+
+    def resident(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Which nodes are in a tier that is not the shards, bool [nodes]."""
+        n = self.device.nodes
+        held = self.device.state.slot[:n] >= 0
+        for pool in self.lower.values():
+            held |= pool.state.slot[:n] >= 0
+        return held
+
+    def locate(self, nodes: list[int]) -> list[Tier]:
+        """The tiers of the longest prefix of `nodes` that is in some tier."""
+        found: list[Tier] = []
+        for node in nodes:
+            tier = self.tier_of(node)
+            if tier is None:
+                break
+            found.append(tier)
+        return found
+
+    def acquire(
+        self, nodes: list[int], want: int, now: float, session: str | None = None, most: int | None = None
+    ) -> TieredLease | None:
+        """`Pool.acquire`, and loads for the blocks that follow the device hits in lower tiers.
+
+        `most` bounds hits and loads together. A load's source is held until `settle`.
+        """
+        lease = self.device.acquire(nodes, want, now, session, most)
+        if lease is None:
+            return None
+        tiered = TieredLease(lease.nodes, lease.hit, lease.published, lease.slots, lease.evicted)
+        for index in range(lease.hit, len(nodes) if most is None else min(most, len(nodes))):
+            source = self._source(nodes[index])
+            if source is None:
+                break
+            tier, slot = source
+            tiered.loads.append(Move(nodes[index], tier, slot, Tier.DEVICE, lease.slots[index]))
+            if tier in self.lower:
+                self.lower[tier].pin([nodes[index]])
+        self._demote_evicted(tiered)
+        return tiered
+
+    def settle(self, lease: TieredLease, loaded: int, bad: bool = True) -> None:
+        """The first `loaded` of `lease.loads` are in their slots: publish them; the rest is to be computed.
+
+        The copy of the first block that was not loaded is discarded if it is `bad`, kept if it was late.
+        """
+        for move in lease.loads:
+            if move.source in self.lower:
+                self.lower[move.source].unpin([move.node])
+        if bad and loaded < len(lease.loads):
+            self.discard(lease.loads[loaded].node, lease.loads[loaded].source)
+        lease.loads = []
+        lease.loaded = loaded
+        self.device.commit(lease, lease.hit + loaded)
+
+    def extend(self, lease: TieredLease, blocks: int) -> bool:
+        """Lease `blocks` more private slots; False (and what was got is kept) when the pool is held."""
+        done = self.device.extend(lease, blocks)
+        self._demote_evicted(lease)
+        return done
+
+    def append(self, lease: TieredLease, node: int, now: float, session: str | None = None) -> None:
+        """Name the request's next block, computed while decoding; it counts as used once."""
+        self.device.touch([node], now, session)
+        lease.nodes.append(node)
+
+    def commit(self, lease: TieredLease, upto: int) -> None:
+        """Publish blocks [lease.published, upto), whose slots are filled."""
+        self.device.commit(lease, upto)
+
+    def release(self, lease: TieredLease) -> None:
+        """End a settled lease."""
+        assert not lease.loads
+        self.device.release(lease)
+
+    def take_moves(self) -> list[Move]:
+        """The moves since the last call, in the order in which they must be executed."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    def discard(self, node: int, tier: Tier) -> bool:
+        """Forget a lower tier's copy that proved bad; False if someone else holds it."""
+        if tier is Tier.SHARDS:
+            self._shard_row.pop(node, None)
+        elif not self.lower[tier].discard(node):
+            return False
+        self.broken += 1
+        return True
+
+    def evict(self, nodes: list[int]) -> int:
+        """Drop `nodes` and all below them from device, host and disk. Returns copies dropped.
+
+        Held blocks stay, and so does all that leads to them.
+        """
+        parent = self.device.state.parent
+        doomed = set(nodes)
+        needed: set[int] = set()
+        dropped = 0
+        members = np.flatnonzero(self.resident())
+        by_depth = members[np.argsort(self.device.state.depth[members], kind="stable")]
+        for node in by_depth.tolist():
+            if int(parent[node]) in doomed:
+                doomed.add(node)
+        for node in reversed(by_depth.tolist()):
+            if node in doomed and node not in needed:
+                dropped += self.device.drop(node)
+                dropped += sum(pool.drop(node) for pool in self.lower.values())
+            if self._in_some_pool(node):
+                needed.add(int(parent[node]))
+        return dropped
+
+    def clear(self) -> int:
+        """Drop all that no lease holds from device, host and disk. Returns copies dropped."""
+        return self.evict([int(node) for node in np.flatnonzero(self.resident())])
+
+    def check(self) -> None:
+        """Assert every invariant; slow. A parent is within reach unless a fault took its copy."""
+        for pool in (self.device, *self.lower.values()):
+            pool.check()
+        for name in STATISTICS:
+            for pool in self.lower.values():
+                assert getattr(pool.state, name) is getattr(self.device.state, name), f"{name} is not shared"
+        if self.crowded or self.broken:
+            return
+        for tier, pool in ((Tier.DEVICE, self.device), *self.lower.items()):
+            for node in np.flatnonzero(pool.state.slot[: pool.nodes] >= 0).tolist():
+                parent = int(pool.state.parent[node])
+                if parent >= 0:
+                    above = self.tier_of(parent)
+                    assert above is not None, "a block's parent is in no tier"
+                    assert above <= tier or above is Tier.SHARDS, "a block's parent is in a slower tier"
+
+    def _in_some_pool(self, node: int) -> bool:
+        return any(pool.slot_of(node) >= 0 for pool in (self.device, *self.lower.values()))
+
+    def _source(self, node: int) -> tuple[Tier, int] | None:
+        for tier, pool in self.lower.items():
+            if pool.slot_of(node) >= 0:
+                return tier, pool.slot_of(node)
+        row = self._shard_row.get(node)
+        return None if row is None else (Tier.SHARDS, row)
+
+    def _demote_evicted(self, lease: TieredLease) -> None:
+        for node, slot in lease.evicted:
+            self._demote(node, Tier.DEVICE, slot)
+        lease.evicted = []
+
+    def _demote(self, node: int, tier: Tier, slot: int) -> None:
+        """`node` has just left `slot` of `tier`: find a place below, which may push another block down."""
+        for below, pool in self.lower.items():
+            if below <= tier:
+                continue
+            if pool.slot_of(node) >= 0:
+                return
+            if below is Tier.DISK and node in self._shard_row:
+                return
+            target, victim = pool.take()
+            if target < 0:
+                self.crowded += 1
+                continue
+            if victim >= 0:
+                self._demote(victim, below, target)
+            self._moves.append(Move(node, tier, slot, below, target))
+            pool.place(node, target)
+            return
+        if self.tier_of(node) is None:
+            self.lost += 1
