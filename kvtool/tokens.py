@@ -44,6 +44,10 @@ class Tokenizer(Protocol):
         """For each token of `encode(text)` the character after its last one, int64 [n], non-decreasing."""
         ...
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids` without special tokens; bytes that are not UTF-8 become U+FFFD."""
+        ...
+
 
 class BytesTokenizer:
     """UTF-8 bytes, four to a token: the stand-in when no tokenizer is at hand. Counts are estimates."""
@@ -72,6 +76,10 @@ class BytesTokenizer:
         total = int(last_byte[-1]) if len(text) else 0
         boundaries = np.minimum(np.arange(4, total + 4, 4), total)
         return np.searchsorted(last_byte, boundaries, side="left") + 1
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The bytes of `ids`, the last one's padding removed."""
+        return np.array(ids, dtype="<u4").tobytes().rstrip(b"\0").decode("utf-8", "replace")
 
 
 class FastTokenizer:
@@ -122,6 +130,10 @@ class FastTokenizer:
         encoding = self._backend.encode(text, add_special_tokens=False)
         ends = np.fromiter((end for _, end in encoding.offsets), np.int64, len(encoding.ids))
         return np.maximum.accumulate(ends) if len(ends) else ends
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids` without special tokens; what the model's own decoder makes of invalid bytes."""
+        return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=True))
 
     def _segments_are_independent(self) -> bool:
         """Whether cutting at special tokens gives the ids of the whole, on probes with awkward borders."""
