@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ def read_manifest(folder: Path) -> Manifest:
     if manifest.to_bytes() != data:
         raise KvtoolError(f"{path}: damaged: its digest does not match", hint)
     for file in manifest.files:  # a name is joined to the folder: nothing may point outside
-        if file.name != shard_name(file.number):
+        if not re.fullmatch(r"shard-\d{5,}\.safetensors", file.name):
             raise KvtoolError(f"{path}: files: {file.name!r} is not a shard's name", hint)
     return manifest
 

@@ -1,0 +1,100 @@
+"""The order in which prewarm computes a plan: pieces of chains, each one forward of a fixed shape.
+
+KV values depend in their last bits on the shape of the forward that made them. So the cuts follow
+from the plan alone: a piece ends where the trie branches and at absolute positions that are multiples
+of `chunk_tokens`. A run that resumes computes the very same pieces.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvtool.analysis.plan import Plan
+
+CHUNK_TOKENS = 512
+"""Tokens of one forward at most: enough to fill the matrix units, little memory for activations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows [first, last) of the plan: consecutive blocks of one chain. `parent` is the row above, or -1."""
+
+    first: int
+    last: int
+    parent: int
+
+
+def chunk_tokens(block_size: int) -> int:
+    """Tokens of a full piece: CHUNK_TOKENS in whole blocks."""
+    return max(CHUNK_TOKENS // block_size, 1) * block_size
+
+
+def chunking(block_size: int) -> dict[str, object]:
+    """What the manifest records about the cuts."""
+    return {"cuts": "branches and multiples", "tokens": chunk_tokens(block_size), "sequences": 1}
+
+
+def cut_pieces(plan: Plan) -> list[Piece]:
+    """All pieces in storage order; every row of the plan is in exactly one."""
+    per_piece = chunk_tokens(plan.block_size) // plan.block_size
+    parents = plan.parent.tolist()
+    depths = plan.depth.tolist()
+    children = [0] * (len(parents) + 1)
+    for parent in parents:
+        children[parent] += 1
+    pieces = []
+    first = 0
+    for row in range(1, len(parents) + 1):
+        goes_on = (
+            row < len(parents)
+            and parents[row] == row - 1
+            and children[row - 1] == 1
+            and depths[row] % per_piece != 0
+        )
+        if not goes_on:
+            pieces.append(Piece(first, row, parents[first]))
+            first = row
+    return pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The pieces to visit for one shard file, in order: those to store, and ancestors they build on."""
+
+    pieces: list[Piece]
+    stored: list[int]  # rows of the plan that the file will hold, in order
+
+
+def batches(plan: Plan, pieces: Sequence[Piece], missing: Callable[[int], bool], limit: int) -> list[Batch]:
+    """Pack the missing rows into files of about `limit` bytes; a piece is never split over two files.
+
+    Packing looks at nothing but the missing rows from each file's first on, so a run that resumes after
+    whole files packs the rest as the first run would have.
+    """
+    wanted = [[row for row in range(piece.first, piece.last) if missing(row)] for piece in pieces]
+    needed = _needed(pieces, [bool(rows) for rows in wanted])
+    packed: list[Batch] = []
+    visit: list[Piece] = []
+    stored: list[int] = []
+    size = 0
+    for piece, rows, need in zip(pieces, wanted, needed, strict=True):
+        added = int(plan.bytes[rows].sum())
+        if rows and stored and size + added > limit:
+            packed.append(Batch(visit, stored))
+            visit, stored, size = [], [], 0
+        if need:
+            visit.append(piece)
+            stored.extend(rows)
+            size += added
+    if stored:
+        packed.append(Batch(visit, stored))
+    return packed
+
+
+def _needed(pieces: Sequence[Piece], wanted: list[bool]) -> list[bool]:
+    """A piece is visited if something in it or below it is wanted. Children come after their parents."""
+    needed = list(wanted)
+    holder = {row: number for number, piece in enumerate(pieces) for row in range(piece.first, piece.last)}
+    for number in range(len(pieces) - 1, -1, -1):
+        if needed[number] and pieces[number].parent >= 0:
+            needed[holder[pieces[number].parent]] = True
+    return needed

@@ -1,0 +1,201 @@
+"""Shard directories as build artefacts: what differs between two, many into one, and what can go."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kvtool.blocks import BlockHash
+from kvtool.engine.storage.codec import block_parts, load_codec
+from kvtool.engine.storage.files import exclusive, leftovers
+from kvtool.engine.storage.index import BlockRow, index_to_bytes
+from kvtool.engine.storage.manifest import MANIFEST, Manifest, commit, read_manifest, shard_name
+from kvtool.engine.storage.shards import BadBlock, ShardSet, open_shards, read_index
+from kvtool.engine.storage.writer import Planned, write_shard
+from kvtool.errors import KvtoolError
+
+SHARD_BYTES = 256 << 20
+"""About this many bytes go into one shard file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How two directories differ. fields: what forbids sharing blocks between them; the rest are blocks."""
+
+    fields: list[str]
+    only_left: list[BlockHash]
+    only_right: list[BlockHash]
+    changed: list[BlockHash]  # in both, with other bytes or another codec
+    same: int
+
+
+def diff(left: ShardSet, right: ShardSet) -> Difference:
+    """Compare by hash and checksum; no block is read."""
+    both = [row for row in left.rows if row.hash in right.index]
+    changed = [
+        row.hash
+        for row in both
+        if (row.checksum, row.codec) != (right.index[row.hash].checksum, right.index[row.hash].codec)
+    ]
+    return Difference(
+        fields=left.manifest.identity.differences(right.manifest.identity),
+        only_left=[row.hash for row in left.rows if row.hash not in right.index],
+        only_right=[row.hash for row in right.rows if row.hash not in left.index],
+        changed=changed,
+        same=len(both) - len(changed),
+    )
+
+
+def merge(sources: Sequence[ShardSet], folder: Path, limit: int = SHARD_BYTES) -> Manifest:
+    """A new directory with every block of `sources`; the first that has a block gives it.
+
+    Expected hits add up. KvtoolError when the sources are of different models, or use one codec name
+    for two configs. Every block is verified on its way.
+    """
+    first = sources[0]
+    codecs: dict[str, dict[str, object]] = {}
+    roots: dict[str, BlockHash] = {}
+    for source in sources:
+        fields = first.manifest.identity.differences(source.manifest.identity)
+        if fields:
+            raise KvtoolError(f"{source.folder} and {first.folder} differ in {'; '.join(fields)}")
+        for name, config in source.manifest.codecs.items():
+            if codecs.setdefault(name, config) != config:
+                raise KvtoolError(f"{source.folder}: codec '{name}' is configured differently than elsewhere")
+        roots.update(source.manifest.roots)
+    if (folder / MANIFEST).exists():
+        raise KvtoolError(f"{folder}: there are shards already", "merge into a new directory")
+    picked: dict[BlockHash, tuple[ShardSet, BlockRow]] = {}
+    for source in sources:
+        for row in source.rows:
+            if row.hash in picked:
+                owner, kept = picked[row.hash]
+                total = kept.expected_hits + row.expected_hits
+                picked[row.hash] = (owner, replace(kept, expected_hits=total))
+            else:
+                picked[row.hash] = (source, row)
+    cuts = [source.manifest.chunking for source in sources]
+    target = replace(
+        first.manifest,
+        codecs=dict(sorted(codecs.items())),
+        roots=roots,
+        chunking=cuts[0] if all(cut == cuts[0] for cut in cuts) else None,
+        files=(),
+        complete=all(source.manifest.complete for source in sources),
+    )
+    with exclusive(folder):
+        return _rewrite(folder, None, target, list(picked.values()), [], limit)
+
+
+def collect_garbage(folder: Path, keep_bytes: int | None = None, limit: int = SHARD_BYTES) -> tuple[int, int]:
+    """Delete what is of no use; (files removed, blocks dropped).
+
+    Files that the manifest does not list always go. With blocks that fail their checksum go all that
+    build on them; a later prewarm computes them again. keep_bytes: drop the blocks with the fewest expected
+    hits until the rest fits. Files whose blocks all stay are left as they are.
+    """
+    with exclusive(folder):
+        shards = open_shards(folder)
+        keep = _sound(shards)
+        if keep_bytes is not None:
+            keep = _most_used(shards, keep, keep_bytes)
+        dropped = len(shards.rows) - len(keep)
+        if dropped:
+            touched = {row.shard for row in shards.rows if row.hash not in keep}
+            whole = [file for file in shards.manifest.files if file.number not in touched]
+            moved = [(shards, row) for row in shards.rows if row.shard in touched and row.hash in keep]
+            kept = [row for row in shards.rows if row.shard not in touched]
+            target = replace(shards.manifest, files=tuple(whole), complete=False)
+            _rewrite(folder, shards.manifest, target, moved, kept, limit)
+        shards.close()
+        return len(sweep(folder)), dropped
+
+
+def sweep(folder: Path) -> list[str]:
+    """Delete shard files that the manifest does not list, and what crashes left behind; their names."""
+    listed: set[str] = set()
+    if (folder / MANIFEST).exists():
+        listed = {file.name for file in read_manifest(folder).files}
+    stray = [path for path in sorted(folder.glob("shard-*.safetensors")) if path.name not in listed]
+    for path in (found := [*stray, *leftovers(folder)]):
+        path.unlink()
+    return [path.name for path in found]
+
+
+def _sound(shards: ShardSet) -> set[BlockHash]:
+    """Blocks that pass their checksum and whose parents do."""
+    sound = set(shards.manifest.roots.values())
+    for row in sorted(shards.rows, key=lambda row: row.depth):
+        if row.parent in sound:
+            try:
+                shards.read_bytes(row)
+            except BadBlock:
+                continue
+            sound.add(row.hash)
+    return sound - set(shards.manifest.roots.values())
+
+
+def _most_used(shards: ShardSet, keep: set[BlockHash], budget: int) -> set[BlockHash]:
+    """The blocks of most expected hits that fit: hits never rise along a chain, so parents come first."""
+    chosen = set(shards.manifest.roots.values())
+    for row in sorted(shards.rows, key=lambda row: (-row.expected_hits, row.depth, row.shard, row.row)):
+        if row.hash in keep and row.parent in chosen and row.bytes <= budget:
+            chosen.add(row.hash)
+            budget -= row.bytes
+    return chosen - set(shards.manifest.roots.values())
+
+
+def _rewrite(
+    folder: Path,
+    old: Manifest | None,
+    target: Manifest,
+    moved: Sequence[tuple[ShardSet, BlockRow]],
+    kept: list[BlockRow],
+    limit: int,
+) -> Manifest:
+    """Copy the `moved` blocks into new shard files beside those that `target` lists, then commit."""
+    taken = {file.number for manifest in (old, target) if manifest for file in manifest.files}
+    codecs = {name: load_codec(config) for name, config in target.codecs.items()}
+    rows = list(kept)
+    files = list(target.files)
+    for number, blocks in _packed(moved, free_numbers(taken), limit):
+        planned = [
+            Planned(row.hash, tuple(block_parts(codecs[row.codec], target.identity.shape, row.depth == 0)))
+            for _, row in blocks
+        ]
+        with write_shard(folder / shard_name(number), planned) as writer:
+            for place, (source, row) in enumerate(blocks):
+                writer.append(source.read_bytes(row))
+                rows.append(replace(row, shard=number, row=place, offset=writer.offsets[-1]))
+        files.append(writer.file())
+    files.sort(key=lambda file: file.number)
+    target = replace(target, files=tuple(files))
+    size = target.identity.shape.block_size
+    if old is not None:  # until the new manifest stands, the index must also hold what the old one lists
+        going = {file.number for file in old.files} - {file.number for file in files}
+        everything = rows + [row for row in read_index(folder, old) if row.shard in going]
+        old = commit(folder, old, target, index_to_bytes(everything, size))
+    return commit(folder, old, target, index_to_bytes(rows, size))
+
+
+def free_numbers(taken: set[int]) -> Iterator[int]:
+    """Numbers for new shard files, ascending."""
+    number = 0
+    while True:
+        if number not in taken:
+            yield number
+        number += 1
+
+
+def _packed(
+    moved: Sequence[tuple[ShardSet, BlockRow]], numbers: Iterator[int], limit: int
+) -> Iterator[tuple[int, list[tuple[ShardSet, BlockRow]]]]:
+    blocks: list[tuple[ShardSet, BlockRow]] = []
+    size = 0
+    for source, row in moved:
+        if blocks and size + row.bytes > limit:
+            yield next(numbers), blocks
+            blocks, size = [], 0
+        blocks.append((source, row))
+        size += row.bytes
+    if blocks:
+        yield next(numbers), blocks
