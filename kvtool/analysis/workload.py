@@ -240,10 +240,9 @@ class WorkloadBuilder:
         self._meta.append(pa.record_batch([pa.array(column) for column in columns], schema=META))
 
     def finish(self) -> Workload:
-        """The workload; requests without a time keep their place behind the one read before them."""
+        """The workload of all that was added."""
         arrival = np.array(self._arrival, np.int64)
-        known = np.where(arrival >= 0, np.arange(len(arrival)), 0)
-        order = np.argsort(arrival[np.maximum.accumulate(known)] if len(arrival) else arrival, kind="stable")
+        order = arrival_order(arrival)
         link = self._trie.link
         leaves = np.concatenate([np.empty(0, np.int32), *self._leaves])
         return Workload(
@@ -299,6 +298,15 @@ class WorkloadBuilder:
             partial.append(int(len(ids) * self.block_size > ready.tokens))
             prompts.append(ids.astype("<i8").view(np.uint32))
         return prompts, partial
+
+
+def arrival_order(arrival: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Indices that sort requests by arrival (µs, -1 unknown): a request without a time keeps its place
+    behind the one read before it."""
+    if len(arrival) == 0:
+        return np.empty(0, np.int64)
+    known = np.maximum.accumulate(np.where(arrival >= 0, np.arange(len(arrival)), 0))
+    return np.argsort(arrival[known], kind="stable")
 
 
 def build_workload(

@@ -1,0 +1,210 @@
+"""analyze: a stream of requests -> a workload and everything that is said about it."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from kvtool.analysis.curve import LruCurve, capacities
+from kvtool.analysis.filter import RowFilter
+from kvtool.analysis.hit_rates import HitRates, capped, hit_rates, matched_blocks, ratio
+from kvtool.analysis.prefixes import HotPrefix, Usage, hot_prefixes, usage
+from kvtool.analysis.sessions import infer_sessions, split_sessions
+from kvtool.analysis.workload import Workload, WorkloadBuilder, arrival_order, by_kind, encode
+from kvtool.blocks import DEFAULT_BLOCK_SIZE
+from kvtool.errors import KvtoolError
+from kvtool.requests import Request
+from kvtool.tokens import PromptEncoder, batches
+
+SWEEP = (8, 16, 32, 64, 128, 256)
+"""Block sizes that are always reported; those of a block-id trace are multiples of its own."""
+
+HELD_TOKENS = 50_000_000
+"""Prompt tokens whose requests are kept for lint, which reads text: some 300 MB."""
+
+PREVIEW = 160
+"""Characters of a hot prefix that are shown, from its end: heads often look alike."""
+
+
+@dataclass(frozen=True)
+class AnalyzeConfig:
+    """block_sizes: the first is the analysis' own, () the default (or the trace's); all are reported.
+    session_gap: seconds of pause that end a session. held_tokens: see HELD_TOKENS."""
+
+    block_sizes: tuple[int, ...] = ()
+    share_tenants: bool = False
+    where: str | None = None
+    session_gap: float | None = None
+    held_tokens: int = HELD_TOKENS
+
+
+@dataclass
+class Analysis:
+    """A workload with its figures. `held` are the requests that lint can read, in order of arrival."""
+
+    workload: Workload
+    encoder: PromptEncoder | None
+    rates: HitRates
+    usage: Usage
+    curve: LruCurve
+    block_sizes: list[dict[str, Any]]
+    prefixes: list[HotPrefix]
+    held: list[Request]
+    notes: list[str] = field(default_factory=list)
+
+    def capacity_rows(self) -> list[dict[str, Any]]:
+        """The LRU curve at the reported capacities, as the JSON contract has it."""
+        rows = []
+        for capacity in capacities(self.workload):
+            rates = self.curve.at(capacity)
+            rows.append(
+                {
+                    "capacity_blocks": capacity,
+                    "policy": "lru",
+                    "tokens": round(rates.tokens, 6),
+                    "blocks": round(rates.blocks, 6),
+                    "share": round(ratio(capacity, self.workload.distinct_blocks), 6),
+                }
+            )
+        return rows
+
+    def prefix_rows(self) -> list[dict[str, Any]]:
+        """The hot prefixes, as the JSON contract has them."""
+        return [
+            {
+                "hash": self.workload.hash_of(prefix.node).hex(),
+                "tokens": prefix.tokens,
+                "requests": prefix.requests,
+                "sessions": prefix.sessions,
+                "preview": self._preview(prefix.node),
+                "saved_tokens": prefix.saved,
+                "node": prefix.node,
+            }
+            for prefix in self.prefixes
+        ]
+
+    def _preview(self, node: int) -> str:
+        if self.encoder is None:
+            return ""
+        text = self.encoder.tokenizer.decode(self.workload.prefix_of(node)[-PREVIEW:].tolist())
+        return text[-PREVIEW:]
+
+
+def analyze(
+    requests: Iterable[Request],
+    load: Callable[[], PromptEncoder],
+    config: AnalyzeConfig,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Analysis:
+    """Read `requests` once, in bounded memory, and judge them.
+
+    `load` makes the encoder when the first prompt that needs one is met. `progress` is told how many
+    requests have been read.
+    """
+    reader = _Reader(load, config)
+    for batch in batches(requests):
+        reader.read(batch)
+        progress(reader.seen)
+    base = reader.builder.finish()
+    notes = reader.notes()
+    if base.requests == 0:
+        raise KvtoolError(f"--where {config.where}: no request is left of {reader.seen}")
+    workload = base.coarser(_own_block_size(base, config))
+    if (workload.session < 0).all():
+        workload = infer_sessions(workload, config.session_gap)
+        notes.append("the log names no sessions: they are inferred from prompts that continue others")
+    elif config.session_gap is not None:
+        workload = split_sessions(workload, config.session_gap)
+    counts = usage(workload)
+    return Analysis(
+        workload=workload,
+        encoder=reader.encoder,
+        rates=hit_rates(workload),
+        usage=counts,
+        curve=LruCurve(workload),
+        block_sizes=sweep(base, config.block_sizes),
+        prefixes=hot_prefixes(workload, counts),
+        held=reader.held_in_order(),
+        notes=notes,
+    )
+
+
+def sweep(base: Workload, asked: Sequence[int] = ()) -> list[dict[str, Any]]:
+    """Token hit rate and distinct blocks at many block sizes, exactly, from one workload at a small one."""
+    usual = [base.block_size * factor for factor in (1, 2, 4)] if base.ready_made else SWEEP
+    matched = np.minimum(matched_blocks(base), base.prompt_tokens // base.block_size) * base.block_size
+    whole = np.ones(base.distinct_blocks, np.bool_)
+    whole[base.leaf[base.partial]] = False
+    rows = []
+    for size in sorted({*usual, *asked}):
+        saved = capped(matched // size, base.prompt_tokens, size).sum()
+        ends = whole & ((base.depth + 1) % (size // base.block_size) == 0)
+        rows.append(
+            {
+                "block_size": size,
+                "tokens": round(ratio(saved, base.prompt_tokens.sum()), 6),
+                "distinct_blocks": int(ends.sum()),
+            }
+        )
+    return rows
+
+
+def _own_block_size(base: Workload, config: AnalyzeConfig) -> int:
+    if not base.ready_made:
+        return config.block_sizes[0] if config.block_sizes else DEFAULT_BLOCK_SIZE
+    for size in config.block_sizes:
+        if size % base.block_size:
+            raise KvtoolError(
+                f"--block-size {size}: the trace's blocks have {base.block_size} tokens",
+                "choose a multiple, or leave the option out",
+            )
+    return config.block_sizes[0] if config.block_sizes else base.block_size
+
+
+class _Reader:
+    """Encodes, filters and inserts batches; keeps requests for lint while there is room."""
+
+    def __init__(self, load: Callable[[], PromptEncoder], config: AnalyzeConfig) -> None:
+        self.config = config
+        self.load = load
+        self.encoder: PromptEncoder | None = None
+        self.filter = RowFilter(config.where) if config.where else None
+        self.builder = WorkloadBuilder(gcd(*SWEEP, *config.block_sizes), "", config.share_tenants)
+        self.seen = self.kept = self.held_tokens = 0
+        self.held: list[Request] = []
+
+    def read(self, batch: Sequence[Request]) -> None:
+        for part in by_kind(batch):
+            if part[0].block_ids is None and self.encoder is None:
+                self.encoder = self.load()
+                self.builder.encoder_fingerprint = self.encoder.fingerprint
+            tokens = encode(part, self.encoder)
+            self.seen += len(part)
+            if self.filter is not None:
+                counts = [request.block_ids.tokens for request in part if request.block_ids is not None]
+                keep = self.filter.keep(part, counts if tokens is None else [len(each) for each in tokens])
+                part = [part[index] for index in keep]
+                tokens = None if tokens is None else [tokens[index] for index in keep]
+            self.kept += len(part)
+            self.builder.add(part, tokens)
+            if tokens is not None and self.held_tokens < self.config.held_tokens:
+                self.held.extend(part)
+                self.held_tokens += sum(len(each) for each in tokens)
+
+    def held_in_order(self) -> list[Request]:
+        order = arrival_order(
+            np.array([-1 if each.arrival is None else each.arrival for each in self.held], np.int64)
+        )
+        return [self.held[index] for index in order]
+
+    def notes(self) -> list[str]:
+        notes = []
+        if self.config.where is not None:
+            notes.append(f"--where {self.config.where} kept {self.kept} of {self.seen} requests")
+        if self.held and len(self.held) < self.kept:
+            notes.append(f"findings judge the first {len(self.held)} of {self.kept} requests")
+        if self.encoder is not None and not self.encoder.tokenizer.exact:
+            notes.append("tokens are counted by bytes, four to a token: name a --tokenizer for exact figures")
+        return notes

@@ -1,0 +1,243 @@
+"""analysis.duckdb: an analysis as tables, whole or absent, that SQL and every other command can read."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from kvtool.analysis.hit_rates import HitRates
+from kvtool.analysis.prefixes import Usage
+from kvtool.analysis.workload import META, Workload
+from kvtool.errors import KvtoolError
+from kvtool.files import whole
+from kvtool.report import Finding
+
+SCHEMA = "kvtool.analysis/1"
+
+FINDINGS = pa.schema(
+    [
+        *((name, pa.string()) for name in ("code", "name", "severity", "message", "fingerprint")),
+        (
+            "location",
+            pa.struct(
+                [
+                    ("file", pa.string()),
+                    ("row", pa.int64()),
+                    ("path", pa.string()),
+                    ("role", pa.string()),
+                    ("start", pa.int64()),
+                    ("end", pa.int64()),
+                ]
+            ),
+        ),
+        ("slot", pa.string()),
+        ("examples", pa.list_(pa.string())),
+        *((name, pa.int64()) for name in ("requests", "sessions", "distinct_values", "lost_tokens")),
+        ("hit_rate_if_fixed", pa.float64()),
+        ("fix", pa.struct([("action", pa.string()), ("safe", pa.bool_())])),
+    ]
+)
+CURVES = pa.schema(
+    [
+        ("capacity_blocks", pa.int64()),
+        ("policy", pa.string()),
+        ("tokens", pa.float64()),
+        ("blocks", pa.float64()),
+    ]
+)
+BLOCK_SIZES = pa.schema(
+    [("block_size", pa.int64()), ("tokens", pa.float64()), ("distinct_blocks", pa.int64())]
+)
+HOT_PREFIXES = pa.schema(
+    [
+        ("hash", pa.string()),
+        ("node", pa.int32()),
+        ("tokens", pa.int64()),
+        ("requests", pa.int64()),
+        ("sessions", pa.int64()),
+        ("saved_tokens", pa.int64()),
+        ("preview", pa.string()),
+    ]
+)
+ADVICE = pa.schema([("code", pa.string()), ("text", pa.string()), ("evidence", pa.string())])
+
+
+def save_analysis(
+    path: Path,
+    workload: Workload,
+    rates: HitRates,
+    usage: Usage,
+    findings: Sequence[Finding],
+    document: Mapping[str, Any],
+) -> None:
+    """Write every table of an analysis; `document` is its JSON, from which the small tables are made."""
+    import duckdb
+
+    tables = {
+        "meta": _meta(workload, document),
+        "spaces": _spaces(workload),
+        "requests": _requests(workload, rates),
+        "nodes": _nodes(workload, usage),
+        "blocks": _blocks(workload),
+        "findings": pa.Table.from_pylist([finding.to_json() for finding in findings], FINDINGS),
+        "curves": _rows(document["capacity"], CURVES),
+        "block_sizes": _rows(document["block_sizes"], BLOCK_SIZES),
+        "hot_prefixes": _rows(document["hot_prefixes"], HOT_PREFIXES),
+        "advice": _rows(
+            [{**piece, "evidence": json.dumps(piece["evidence"])} for piece in document["advice"]], ADVICE
+        ),
+    }
+    if not path.parent.is_dir():
+        raise KvtoolError(f"{path}: no such folder {path.parent}", "create it, or name another file")
+    with whole(path) as temporary, duckdb.connect(str(temporary)) as connection:
+        for name, table in tables.items():
+            connection.register("incoming", table)
+            connection.execute(f"CREATE TABLE {name} AS SELECT * FROM incoming")
+            connection.unregister("incoming")
+
+
+def load_analysis(path: Path | str) -> Workload:
+    """The workload of a saved analysis, token ids of its distinct blocks included."""
+    tables = _read(Path(path), ("meta", "spaces", "requests", "nodes", "blocks"))
+    meta = dict(zip(tables["meta"]["key"].to_pylist(), tables["meta"]["value"].to_pylist(), strict=True))
+    requests, nodes = tables["requests"], tables["nodes"]
+    names: dict[str, int] = {}
+    sessions = [
+        -1 if name is None else names.setdefault(name, len(names)) for name in requests["session"].to_pylist()
+    ]
+    words = tables["blocks"]["words"].combine_chunks()
+    return Workload(
+        block_size=int(meta["block_size"]),
+        ready_made=meta["ready_made"] == "true",
+        encoder_fingerprint=meta["encoder_fingerprint"],
+        arrival=requests["arrival"].cast(pa.int64()).fill_null(-1).to_numpy(),
+        session=np.array(sessions, np.int32),
+        session_names=list(names),
+        space=requests["space"].to_numpy(),
+        spaces=list(
+            zip(tables["spaces"]["model"].to_pylist(), tables["spaces"]["tenant"].to_pylist(), strict=True)
+        ),
+        prompt_tokens=requests["prompt_tokens"].to_numpy(),
+        output_tokens=requests["output_tokens"].fill_null(-1).to_numpy(),
+        leaf=requests["leaf"].to_numpy(),
+        partial=requests["partial"].to_numpy(),
+        parent=nodes["parent"].to_numpy(),
+        depth=nodes["depth"].to_numpy(),
+        node_space=nodes["space"].to_numpy(),
+        words=words.flatten().to_numpy().reshape(len(words), int(meta["width"])),
+        meta=requests.select(META.names).cast(META),
+    )
+
+
+def load_document(path: Path | str) -> dict[str, Any]:
+    """The JSON document of a saved analysis."""
+    meta = _read(Path(path), ("meta",))["meta"].to_pylist()
+    document: dict[str, Any] = json.loads(next(row["value"] for row in meta if row["key"] == "document"))
+    return document
+
+
+def is_analysis(path: Path | str) -> bool:
+    """Whether `path` is a DuckDB file, by its magic bytes."""
+    file = Path(path)
+    if not file.is_file():
+        return False
+    with file.open("rb") as handle:
+        return handle.read(12)[8:] == b"DUCK"
+
+
+def _read(path: Path, names: Sequence[str]) -> dict[str, pa.Table]:
+    import duckdb
+
+    if not path.is_file():
+        raise KvtoolError(f"{path}: no such file", "make it with kvtool analyze LOGS -o FILE.duckdb")
+    order = {"requests": "number", "nodes": "node", "blocks": "node", "spaces": "space", "meta": "key"}
+    try:
+        with duckdb.connect(str(path), read_only=True) as connection:
+            found = connection.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+            if found is None or found[0] != SCHEMA:
+                raise KvtoolError(f"{path}: its schema is {found and found[0]}, not {SCHEMA}", "analyze anew")
+            return {
+                name: connection.execute(f"SELECT * FROM {name} ORDER BY {order[name]}").to_arrow_table()
+                for name in names
+            }
+    except duckdb.Error as error:
+        raise KvtoolError(
+            f"{path}: not an analysis: {str(error).splitlines()[0]}",
+            "make it with kvtool analyze LOGS -o FILE.duckdb",
+        ) from error
+
+
+def _rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Rows of the JSON document as a table; fields beyond the schema stay in the document."""
+    return pa.Table.from_pylist([{name: row[name] for name in schema.names} for row in rows], schema)
+
+
+def _meta(workload: Workload, document: Mapping[str, Any]) -> pa.Table:
+    values = {
+        "schema": SCHEMA,
+        "block_size": str(workload.block_size),
+        "ready_made": str(workload.ready_made).lower(),
+        "width": str(workload.words.shape[1]),
+        "encoder_fingerprint": workload.encoder_fingerprint,
+        "document": json.dumps(document, ensure_ascii=False),
+    }
+    return pa.table({"key": list(values), "value": list(values.values())})
+
+
+def _spaces(workload: Workload) -> pa.Table:
+    return pa.table(
+        {
+            "space": pa.array(range(len(workload.spaces)), pa.int32()),
+            "model": pa.array([model for model, _ in workload.spaces], pa.string()),
+            "tenant": pa.array([tenant for _, tenant in workload.spaces], pa.string()),
+        }
+    )
+
+
+def _requests(workload: Workload, rates: HitRates) -> pa.Table:
+    sessions = pa.DictionaryArray.from_arrays(
+        pa.array(workload.session, mask=workload.session < 0), pa.array(workload.session_names, pa.string())
+    ).cast(pa.string())
+    arrival = pa.array(workload.arrival, mask=workload.arrival < 0).cast(pa.timestamp("us"))
+    columns = {
+        "number": pa.array(range(workload.requests), pa.int64()),
+        **{name: workload.meta[name] for name in META.names},
+        "arrival": arrival,
+        "session": sessions,
+        "space": workload.space,
+        "prompt_tokens": workload.prompt_tokens,
+        "output_tokens": pa.array(workload.output_tokens, mask=workload.output_tokens < 0),
+        "leaf": workload.leaf,
+        "partial": pa.array(workload.partial),
+        "matched_blocks": rates.matched,
+        "saved_tokens": rates.saved,
+    }
+    return pa.table(columns)
+
+
+def _nodes(workload: Workload, usage: Usage) -> pa.Table:
+    hashes = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(16), workload.distinct_blocks, [None, pa.py_buffer(workload.hashes.tobytes())]
+    )
+    return pa.table(
+        {
+            "node": np.arange(workload.distinct_blocks, dtype=np.int32),
+            "parent": workload.parent,
+            "depth": workload.depth,
+            "space": workload.node_space,
+            "hash": hashes,
+            "requests": usage.requests,
+            "sessions": usage.sessions,
+            "first_request": usage.first,
+            "last_request": usage.last,
+        }
+    )
+
+
+def _blocks(workload: Workload) -> pa.Table:
+    """Token ids of each block, or a trace's block id as two words (low, high)."""
+    words = pa.FixedSizeListArray.from_arrays(pa.array(workload.words.ravel()), workload.words.shape[1])
+    return pa.table({"node": np.arange(workload.distinct_blocks, dtype=np.int32), "words": words})

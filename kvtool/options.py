@@ -1,0 +1,46 @@
+"""Option types that several commands share."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+
+class Rate(click.ParamType):
+    """A share of one: `0.4` or `40%`."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The share as a float in 0..1."""
+        if isinstance(value, float):
+            return value
+        try:
+            share = float(value[:-1]) / 100 if value.endswith("%") else float(value)
+        except ValueError:
+            share = -1.0
+        if not 0 <= share <= 1:
+            self.fail(f"{value!r} is not a share such as 0.4 or 40%", param, ctx)
+        return share
+
+
+class Assignment(click.ParamType):
+    """`field=path`."""
+
+    name = "field=path"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        """(field, path)."""
+        if isinstance(value, tuple):
+            return value
+        field, equals, path = value.partition("=")
+        if not (field and equals and path):
+            self.fail(f"{value!r} is not FIELD=PATH", param, ctx)
+        return field, path
+
+
+def as_dict(ctx: click.Context, param: click.Parameter, value: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Callback of a repeatable Assignment."""
+    return dict(value)
