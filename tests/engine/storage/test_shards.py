@@ -27,7 +27,8 @@ from kvtool.engine.storage.writer import Planned, write_shard
 from kvtool.errors import KvtoolError
 
 SHAPE = BlockShape.of_layers(4, "float32", [(2, 3, 3), (2, 3, 3)])
-IDENTITY = Identity("tiny", {"weights": "w1", "digest": "d1"}, {"tokenizer": "t1", "template": "c1"}, SHAPE)
+FIELDS = {"weights": "w1", "tokenizer": "t1", "chat_template": "c1", "dtype": "float32", "digest": "d1"}
+IDENTITY = Identity("tiny", FIELDS, SHAPE)
 
 
 def block_of(tokens: np.ndarray) -> Block:
@@ -239,12 +240,13 @@ def test_another_schema_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "field"),
     [
-        (replace(IDENTITY, model={"weights": "w2", "digest": "d1"}), "model.weights: w1 / w2"),
-        (replace(IDENTITY, encoder={"tokenizer": "t2", "template": "c1"}), "encoder.tokenizer: t1 / t2"),
-        (replace(IDENTITY, encoder={"tokenizer": "t1", "template": "c2"}), "encoder.template: c1 / c2"),
-        (replace(IDENTITY, shape=replace(SHAPE, dtype="bfloat16")), "shape.dtype: float32 / bfloat16"),
-        (replace(IDENTITY, shape=replace(SHAPE, block_size=8)), "shape.block_size: 4 / 8"),
-        (replace(IDENTITY, model={"digest": "d1"}), "model.weights: w1 / absent"),
+        (replace(IDENTITY, model={**FIELDS, "weights": "w2"}), "weights: w1 / w2"),
+        (replace(IDENTITY, model={**FIELDS, "tokenizer": "t2"}), "tokenizer: t1 / t2"),
+        (replace(IDENTITY, model={**FIELDS, "chat_template": "c2"}), "chat_template: c1 / c2"),
+        (replace(IDENTITY, model={**FIELDS, "dtype": "bfloat16"}), "dtype: float32 / bfloat16"),
+        (replace(IDENTITY, model={**FIELDS, "digest": "d2"}), "digest: d1 / d2"),
+        (replace(IDENTITY, model={**FIELDS, "rope": "{}"}), "rope: absent / {}"),
+        (replace(IDENTITY, shape=replace(SHAPE, block_size=8)), "block_size: 4 / 8"),
     ],
 )
 def test_identities_name_what_differs(other: Identity, field: str) -> None:
@@ -254,13 +256,11 @@ def test_identities_name_what_differs(other: Identity, field: str) -> None:
 
 def test_roots_depend_on_all_but_the_name() -> None:
     others = [
-        replace(IDENTITY, model={"weights": "w1", "digest": "d2"}),
-        replace(IDENTITY, encoder={"tokenizer": "t2", "template": "c1"}),
-        replace(IDENTITY, shape=replace(SHAPE, dtype="bfloat16")),
+        replace(IDENTITY, model={**FIELDS, "digest": "d2"}),
         replace(IDENTITY, shape=replace(SHAPE, block_size=8)),
     ]
     roots = {IDENTITY.root(), IDENTITY.root("acme"), *(other.root() for other in others)}
-    assert len(roots) == 6
+    assert len(roots) == 4
     assert replace(IDENTITY, name="renamed").root() == IDENTITY.root()
 
 
@@ -307,9 +307,9 @@ def test_merge_is_the_union(folder: Path, tmp_path: Path) -> None:
 
 
 def test_merge_refuses_another_model(folder: Path, tmp_path: Path) -> None:
-    other = replace(IDENTITY, model={"weights": "w2", "digest": "d2"})
+    other = replace(IDENTITY, model={**FIELDS, "weights": "w2", "digest": "d2"})
     write_directory(tmp_path / "other", [chain(0, 1)], identity=other)
-    with pytest.raises(KvtoolError, match=r"differ in model\.digest"):
+    with pytest.raises(KvtoolError, match=r"differ in weights: w1 / w2"):
         maintenance.merge([open_shards(folder), open_shards(tmp_path / "other")], tmp_path / "merged")
 
 

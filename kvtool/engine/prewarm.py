@@ -1,0 +1,283 @@
+"""Prewarm: walk the plan's trie over the arena, compute every token once, write shards as it goes.
+
+The arena holds the current path and nothing else: the block at depth d is in slot d, a branch overwrites
+what its sibling left, parents are shared by staying where they are. The forward is the one that
+serving uses. A run that was interrupted goes on behind the last committed shard file and computes the
+same pieces in the same shapes, so what it writes is what the first run would have written.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from kvtool.analysis.plan import Plan
+from kvtool.blocks import BlockHash, child_hash
+from kvtool.engine.compute.arena import Arena
+from kvtool.engine.compute.model import Model
+from kvtool.engine.compute.runner import Chunk, Runner
+from kvtool.engine.schedule import Batch, Piece, batches, chunking, cut_pieces
+from kvtool.engine.storage.codec import Codec, block_parts, encode_block, load_codec
+from kvtool.engine.storage.files import exclusive
+from kvtool.engine.storage.identity import Identity
+from kvtool.engine.storage.index import BlockRow, block_checksum, index_to_bytes
+from kvtool.engine.storage.maintenance import SHARD_BYTES, free_numbers, sweep
+from kvtool.engine.storage.manifest import INDEX, MANIFEST, Manifest, ShardFile, commit, sha256, shard_name
+from kvtool.engine.storage.shards import BadBlock, ShardSet, open_shards
+from kvtool.engine.storage.writer import Planned, ShardWriter, write_shard
+from kvtool.errors import KvtoolError
+
+EXACT = {"codec": "raw"}
+"""The codec whose blocks can stand in for computed ones when a run resumes."""
+
+
+@dataclass(frozen=True)
+class PrewarmConfig:
+    """codec: how new blocks are stored. shard_bytes: about this many bytes a file."""
+
+    codec: str = "raw"
+    shard_bytes: int = SHARD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class PrewarmResult:
+    """What a run did, and what the directory now holds.
+
+    tokens_computed: tokens of new blocks, each once. tokens_again: tokens of stored blocks that had to be
+    computed once more because new blocks build on them. tokens_loaded: the same, but read from shards.
+    bits_per_element, kl: over the whole directory; kl is None where a block's was not measured.
+    """
+
+    blocks: int
+    new_blocks: int
+    files: int
+    bytes: int
+    tokens_computed: int
+    tokens_again: int
+    tokens_loaded: int
+    bits_per_element: float
+    kl: float | None
+    up_to_date: bool
+
+
+def prewarm(
+    plan: Plan,
+    model: Model,
+    folder: Path,
+    config: PrewarmConfig,
+    progress: Callable[[int], None] = lambda _: None,
+) -> PrewarmResult:
+    """Make `folder` hold every block of `plan`; blocks that are there already stay as they are.
+
+    `progress` gets the number of tokens just computed or loaded. KvtoolError when the folder is of
+    another model or holds something else, and when the plan is empty.
+    """
+    if not len(plan):
+        raise KvtoolError("nothing to prewarm: the plan is empty", "lower --min-requests or raise --budget")
+    with exclusive(folder):
+        run = _Run(plan, model, folder, config, progress)
+        return run.go()
+
+
+def plan_hashes(plan: Plan, identity: Identity) -> list[BlockHash]:
+    """Hash of every row of the plan under `identity`'s roots."""
+    roots = [identity.root(tenant) for tenant in plan.tenants]
+    hashes: list[BlockHash] = []
+    for tenant, parent, tokens in zip(plan.tenant.tolist(), plan.parent.tolist(), plan.tokens, strict=True):
+        hashes.append(child_hash(roots[tenant] if parent < 0 else hashes[parent], tokens))
+    return hashes
+
+
+class _Run:
+    """One prewarm of one folder."""
+
+    def __init__(
+        self, plan: Plan, model: Model, folder: Path, config: PrewarmConfig, progress: Callable[[int], None]
+    ) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.config = config
+        self.progress = progress
+        self.identity = Identity.of_model(model, plan.block_size)
+        self.codec: Codec = load_codec({"codec": config.codec})
+        self.hashes = plan_hashes(plan, self.identity)
+        self.shards = self._existing()
+        self.known: dict[BlockHash, BlockRow] = dict(self.shards.index) if self.shards else {}
+        self.model = model
+        self.computed = self.again = self.loaded = 0
+
+    def go(self) -> PrewarmResult:
+        """Bring the folder up to date, one committed shard file after the other."""
+        sweep(self.folder)
+        pieces = cut_pieces(self.plan)
+        work = batches(
+            self.plan, pieces, lambda row: self.hashes[row] not in self.known, self.config.shard_bytes
+        )
+        manifest = self.shards.manifest if self.shards else self._new_manifest()
+        hits = dict(zip(self.hashes, self.plan.hits.tolist(), strict=True))
+        self.known = {
+            name: replace(row, expected_hits=float(hits.get(name, row.expected_hits)))
+            for name, row in self.known.items()
+        }
+        before = manifest if self.shards else None
+        up_to_date = not work and self._is_current(manifest)
+        if not up_to_date:
+            self._store(work, before, manifest)
+        if self.shards:
+            self.shards.close()
+        return self._result(sum(len(batch.stored) for batch in work), up_to_date)
+
+    def _store(self, work: list[Batch], before: Manifest | None, manifest: Manifest) -> None:
+        names = {**manifest.codecs, self.config.codec: self.codec.config()}
+        roots = {**manifest.roots, **{tenant: self.identity.root(tenant) for tenant in self.plan.tenants}}
+        manifest = replace(manifest, codecs=dict(sorted(names.items())), roots=roots)
+        numbers = free_numbers({file.number for file in manifest.files})
+        if not work:  # only expected hits have changed, or the last commit was cut short
+            before = self._commit(before, manifest, complete=True)
+            return
+        arena = Arena(self.model, int(self.plan.depth.max()) + 1, self.plan.block_size)
+        runner = Runner(self.model, arena)
+        for at, batch in enumerate(work):
+            file = self._write(batch, next(numbers), runner, arena)
+            files = tuple(sorted((*manifest.files, file), key=lambda file: file.number))
+            last = at + 1 == len(work)
+            manifest = before = self._commit(before, replace(manifest, files=files), complete=last)
+
+    def _commit(self, before: Manifest | None, manifest: Manifest, complete: bool) -> Manifest:
+        index = index_to_bytes(self.known.values(), self.plan.block_size)
+        return commit(self.folder, before, replace(manifest, complete=complete), index)
+
+    def _write(self, batch: Batch, number: int, runner: Runner, arena: Arena) -> ShardFile:
+        """Compute a file's pieces and stream their blocks into it."""
+        shape = self.identity.shape
+        planned = [
+            Planned(self.hashes[row], tuple(block_parts(self.codec, shape, self.plan.depth[row] == 0)))
+            for row in batch.stored
+        ]
+        stored = set(batch.stored)
+        with write_shard(self.folder / shard_name(number), planned) as writer:
+            for piece in batch.pieces:
+                self._fill(piece, stored, runner, arena)
+                for row in range(piece.first, piece.last):
+                    if row in stored:
+                        self._append(row, number, writer, arena)
+                self.progress((piece.last - piece.first) * self.plan.block_size)
+        return writer.file()
+
+    def _fill(self, piece: Piece, stored: set[int], runner: Runner, arena: Arena) -> None:
+        """Bring a piece's blocks into the arena. A piece that is only built upon is read back if exact."""
+        size = self.plan.block_size
+        new = sum(row in stored for row in range(piece.first, piece.last))
+        if new == 0 and self._load(piece, arena):
+            self.loaded += (piece.last - piece.first) * size
+            return
+        depth = int(self.plan.depth[piece.first])
+        tokens = np.ravel(self.plan.tokens[piece.first : piece.last])
+        slots = range(depth + piece.last - piece.first)
+        runner.step([Chunk(tokens, depth * size, slots)])
+        self.computed += new * size
+        self.again += len(tokens) - new * size
+
+    def _load(self, piece: Piece, arena: Arena) -> bool:
+        """Whether all blocks of a stored piece could be read back without loss."""
+        assert self.shards is not None
+        for row in range(piece.first, piece.last):
+            name = self.hashes[row]
+            if self.shards.manifest.codecs[self.shards.index[name].codec] != EXACT:
+                return False
+            try:
+                block = self.shards.read_block(name)
+            except BadBlock:
+                return False
+            arena.write_block(int(self.plan.depth[row]), list(block))
+        return True
+
+    def _append(self, row: int, number: int, writer: ShardWriter, arena: Arena) -> None:
+        depth = int(self.plan.depth[row])
+        name = self.hashes[row]
+        parent = int(self.plan.parent[row])
+        above = (
+            self.identity.root(self.plan.tenants[self.plan.tenant[row]])
+            if parent < 0
+            else self.hashes[parent]
+        )
+        data = encode_block(self.codec, self.identity.shape, arena.read_block(depth), depth == 0)
+        writer.append(data)
+        self.known[name] = BlockRow(
+            hash=name,
+            parent=above,
+            depth=depth,
+            tokens=self.plan.tokens[row],
+            shard=number,
+            row=len(writer.offsets) - 1,
+            offset=writer.offsets[-1],
+            bytes=len(data),
+            codec=self.config.codec,
+            checksum=block_checksum(name, data),
+            expected_hits=float(self.plan.hits[row]),
+            kl=0.0 if self.codec.config() == EXACT else None,
+        )
+
+    def _existing(self) -> ShardSet | None:
+        """The folder's shards; damaged files are forgotten, so that their blocks are computed again."""
+        if not (self.folder / MANIFEST).exists():
+            strangers = [
+                path.name
+                for path in self.folder.iterdir()
+                if not path.name.startswith(("shard-", INDEX, ".shard-", f".{INDEX}", f".{MANIFEST}"))
+            ]
+            if strangers:
+                raise KvtoolError(
+                    f"{self.folder}: not empty and no shard directory: {sorted(strangers)[0]}",
+                    "name another --out",
+                )
+            return None
+        shards = open_shards(self.folder)
+        fields = shards.manifest.identity.differences(self.identity)
+        cuts = shards.manifest.chunking
+        if cuts is not None and cuts != chunking(self.plan.block_size):
+            fields.append(f"chunking: {cuts} / {chunking(self.plan.block_size)}")
+        stored = shards.manifest.codecs.get(self.config.codec, self.codec.config())
+        if stored != self.codec.config():
+            fields.append(f"codec {self.config.codec}: {stored} / {self.codec.config()}")
+        if fields:
+            raise KvtoolError(
+                f"{self.folder}: its shards and this run differ in {'; '.join(fields)}", "name another --out"
+            )
+        whole = [file for file in shards.manifest.files if _has_size(self.folder / file.name, file.bytes)]
+        if len(whole) == len(shards.manifest.files):
+            return shards
+        numbers = {file.number for file in whole}
+        rows = [row for row in shards.rows if row.shard in numbers]
+        manifest = replace(shards.manifest, files=tuple(whole), complete=False)
+        return ShardSet(self.folder, manifest, rows, {row.hash: row for row in rows}, {}, {})
+
+    def _new_manifest(self) -> Manifest:
+        cuts = chunking(self.plan.block_size)
+        return Manifest(self.identity, {}, {}, cuts, (), (), complete=False)
+
+    def _is_current(self, manifest: Manifest) -> bool:
+        digest = sha256(index_to_bytes(self.known.values(), self.plan.block_size))
+        return manifest.complete and manifest.index_digests == (digest,)
+
+    def _result(self, new_blocks: int, up_to_date: bool) -> PrewarmResult:
+        rows = list(self.known.values())
+        stored = sum(row.bytes for row in rows)
+        measured = [row.kl for row in rows if row.kl is not None]
+        return PrewarmResult(
+            blocks=len(rows),
+            new_blocks=new_blocks,
+            files=len({row.shard for row in rows}),
+            bytes=stored,
+            tokens_computed=self.computed,
+            tokens_again=self.again,
+            tokens_loaded=self.loaded,
+            bits_per_element=8 * stored / (len(rows) * self.identity.shape.elements),
+            kl=sum(measured) / len(rows) if len(measured) == len(rows) else None,
+            up_to_date=up_to_date,
+        )
+
+
+def _has_size(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
