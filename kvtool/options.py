@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 
-class Rate(click.ParamType):
+class Rate(click.ParamType):  # type: ignore[type-arg]
     """A share of one: `0.4` or `40%`."""
 
     name = "rate"
@@ -24,7 +24,7 @@ class Rate(click.ParamType):
         return share
 
 
-class Assignment(click.ParamType):
+class Assignment(click.ParamType):  # type: ignore[type-arg]
     """`field=path`."""
 
     name = "field=path"

@@ -156,11 +156,11 @@ def _read(path: Path, names: Sequence[str]) -> dict[str, pa.Table]:
     order = {"requests": "number", "nodes": "node", "blocks": "node", "spaces": "space", "meta": "key"}
     try:
         with duckdb.connect(str(path), read_only=True) as connection:
-            found = connection.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
-            if found is None or found[0] != SCHEMA:
-                raise KvtoolError(f"{path}: its schema is {found and found[0]}, not {SCHEMA}", "analyze anew")
+            found = connection.execute("SELECT value FROM meta WHERE key = 'schema'").fetchall()
+            if found != [(SCHEMA,)]:
+                raise KvtoolError(f"{path}: its schema is {found}, not {SCHEMA}", "analyze the log anew")
             return {
-                name: connection.execute(f"SELECT * FROM {name} ORDER BY {order[name]}").to_arrow_table()
+                name: connection.sql(f"SELECT * FROM {name} ORDER BY {order[name]}").to_arrow_table()
                 for name in names
             }
     except duckdb.Error as error:

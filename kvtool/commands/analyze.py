@@ -114,7 +114,7 @@ def run(config: Config) -> tuple["Report", bool]:
             advance,
         )
     analysis.notes[:0] = notes
-    findings, normalized = lint(analysis)
+    findings, normalized = lint(analysis, config.share_tenants)
     document = describe(log, analysis, findings, normalized)
     if config.output is not None:
         save_analysis(config.output, analysis.workload, analysis.rates, analysis.usage, findings, document)
@@ -123,15 +123,24 @@ def run(config: Config) -> tuple["Report", bool]:
     return present(document, findings), enough and not failed
 
 
-def lint(analysis: "Analysis") -> tuple[list["Finding"], float]:
-    """Findings, and the hit rate with all safe fixes."""
+def lint(analysis: "Analysis", share_tenants: bool) -> tuple[list["Finding"], float]:
+    """Findings, and the hit rate of the same requests with all safe fixes."""
     if analysis.encoder is None or not analysis.held:
         return [], analysis.rates.tokens
-    from kvtool.lint.check import find, normalized
+    from kvtool.analysis.hit_rates import hit_rates
+    from kvtool.analysis.workload import build_workload
+    from kvtool.lint.check import edits_of, examine, normalized_requests
+    from kvtool.prompts.normalizer import Normalizer
 
     block_size = analysis.workload.block_size
-    findings = find(analysis.held, analysis.encoder, block_size)
-    return findings, normalized(analysis.held, analysis.encoder, block_size, findings)
+    priced = examine(analysis.held, analysis.encoder, block_size)
+    findings = [one.finding for one in priced]
+    edits = edits_of(priced)
+    if not edits:
+        return findings, analysis.rates.tokens
+    fixed = normalized_requests(analysis.held, Normalizer(edits))
+    workload = build_workload(fixed, analysis.encoder, block_size, share_tenants)
+    return findings, hit_rates(workload).tokens
 
 
 def stops(finding: "Finding", fail_on: str) -> bool:
