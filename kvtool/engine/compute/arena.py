@@ -1,0 +1,101 @@
+"""The arena: the tensors behind the pool's slots.
+
+Per layer a key and a value tensor [slots, block_size, kv_heads, head_dim], so that blocks in
+consecutive slots are one stretch of tokens that attention reads in place. A block is the same slot in
+all of them; whole blocks are moved many at a time, one copy a layer. Keys are stored after RoPE, in
+the model's dtype. Device blocks that stay quantized would be another arena with the same methods.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kvtool.engine.compute.reads import Keys
+
+if TYPE_CHECKING:
+    from kvtool.engine.compute.model import Model
+
+Block = list[tuple[Tensor, Tensor]]
+"""One block: per layer (key [block_size, kv_heads, key_dim], value [block_size, kv_heads, value_dim])."""
+
+Blocks = list[tuple[Tensor, Tensor]]
+"""n blocks: per layer key and value, [n, block_size, kv_heads, key_dim or value_dim]."""
+
+
+class Arena:
+    """KV tensors of `slots` blocks for one model. Contents of a slot are undefined until written."""
+
+    def __init__(self, model: "Model", slots: int, block_size: int, device: str | None = None) -> None:
+        """`device` defaults to the model's; a host tier's arena says "cpu"."""
+        self.slots = slots
+        self.block_size = block_size
+        self.device = torch.device(device) if device else model.device
+        self.dtype = model.dtype
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        for layer in model.config.layers:
+            for tensors, width in ((self.keys, layer.key_dim), (self.values, layer.value_dim)):
+                shape = (slots, block_size, layer.kv_heads, width)
+                tensors.append(torch.empty(shape, dtype=self.dtype, device=self.device))
+        self.block_bytes = block_bytes(model, block_size)
+        """Bytes of a block, keys and values of all layers."""
+        self._scratch = [torch.empty(0, dtype=self.dtype, device=self.device) for _ in range(2)]
+
+    def read_blocks(self, slots: Sequence[int]) -> Blocks:
+        """Copies of the blocks in `slots`, on the arena's device."""
+        index = torch.as_tensor(slots, device=self.device)
+        return [
+            (key.index_select(0, index), value.index_select(0, index))
+            for key, value in zip(self.keys, self.values, strict=True)
+        ]
+
+    def write_blocks(self, slots: Sequence[int], blocks: Blocks) -> None:
+        """Fill `slots` from tensors of any device; their dtype must be the arena's."""
+        index = torch.as_tensor(slots, device=self.device)
+        for key, value, (new_key, new_value) in zip(self.keys, self.values, blocks, strict=True):
+            key.index_copy_(0, index, new_key.to(self.device))
+            value.index_copy_(0, index, new_value.to(self.device))
+
+    def read_block(self, slot: int) -> Block:
+        """A copy of one block, on the arena's device."""
+        pairs = zip(self.keys, self.values, strict=True)
+        return [(key[slot].clone(), value[slot].clone()) for key, value in pairs]
+
+    def write_block(self, slot: int, block: Block) -> None:
+        """Fill one slot from tensors of any device and dtype."""
+        for key, value, (new_key, new_value) in zip(self.keys, self.values, block, strict=True):
+            key[slot].copy_(new_key)
+            value[slot].copy_(new_value)
+
+    def copy_from(self, other: "Arena", theirs: Sequence[int], ours: Sequence[int]) -> None:
+        """Copy blocks `theirs` of another tier's arena of the same model into our slots `ours`."""
+        assert self.block_size == other.block_size and len(theirs) == len(ours)
+        self.write_blocks(ours, other.read_blocks(theirs))
+
+    def read_tokens(self, layer: int, keys: Keys) -> tuple[Tensor, Tensor]:
+        """Keys [kv_heads, n, key_dim] and values [kv_heads, n, value_dim] of tokens: views, if in place.
+
+        Gathered ones live in scratch memory and are valid until the next gather.
+        """
+        found = []
+        for number, tensor in enumerate((self.keys[layer], self.values[layer])):
+            if keys.gather is not None:
+                tensor = self._gathered(number, tensor, keys.gather)
+            found.append(tensor.flatten(0, 1)[keys.first : keys.last].transpose(0, 1))
+        return found[0], found[1]
+
+    def _gathered(self, number: int, tensor: Tensor, slots: Tensor) -> Tensor:
+        """Blocks in `slots`. Memory is kept: fresh pages cost more than the copy."""
+        shape = (len(slots), *tensor.shape[1:])
+        size = shape[0] * shape[1] * shape[2] * shape[3]
+        if self._scratch[number].numel() < size:
+            self._scratch[number] = torch.empty(size, dtype=self.dtype, device=self.device)
+        return torch.index_select(tensor, 0, slots, out=self._scratch[number][:size].view(shape))
+
+
+def block_bytes(model: "Model", block_size: int) -> int:
+    """Bytes that one block of the model takes in an arena."""
+    elements = sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in model.config.layers)
+    return elements * block_size * model.dtype.itemsize

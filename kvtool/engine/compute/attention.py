@@ -1,0 +1,186 @@
+"""`kvtool_paged`: attention over block tables, registered with transformers for any model to use.
+
+A forward gets a `PagedStep` as its argument `kvtool`. Each layer writes its new keys (after RoPE) and
+values into the arena, then executes the step's reads. Two kernels compute one read: torch's flash
+kernel for CPUs, which returns the log-sum-exp that merging needs, and plain matrix products for
+everything else (soft caps, unequal head sizes, CUDA until it has kernels of its own). They are the
+place where device blocks that stay quantized would be read: a kernel takes `Keys` and the arena, so
+one that dequantizes in place changes nothing above it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from kvtool.engine.compute.arena import Arena
+from kvtool.engine.compute.reads import Part, ReadPlan
+
+NAME = "kvtool_paged"
+SCORES = 1 << 26
+"""Elements of a score matrix that the plain kernel holds at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagedStep:
+    """One packed forward: where its new tokens go (`writes` int64 [T]: slot * block_size + offset), what it
+    reads, and the window of each layer.
+    """
+
+    arena: Arena
+    writes: Tensor
+    plan: ReadPlan
+    windows: tuple[int | None, ...]
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    kvtool: PagedStep | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """query [1, H, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv] -> [1, T, H, Dv].
+
+    `scaling` defaults to D ** -0.5. `s_aux` [H] are the logits of attention sinks.
+    """
+    assert kvtool is not None, "this model runs through Runner.step"
+    arena, layer = kvtool.arena, int(module.layer_idx)  # type: ignore[arg-type]
+    kv_heads, tokens = key.shape[1], key.shape[2]
+    groups = query.shape[1] // kv_heads
+    arena.keys[layer].flatten(0, 1).index_copy_(0, kvtool.writes, key[0].transpose(0, 1))
+    arena.values[layer].flatten(0, 1).index_copy_(0, kvtool.writes, value[0].transpose(0, 1))
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    queries = query[0].reshape(kv_heads, groups, tokens, query.shape[3])
+    out, sums = _read_all(kvtool, layer, queries, key[0], value[0], scale, softcap)
+    if s_aux is not None:
+        # A sink adds exp(s) to the softmax's sum and nothing to its output.
+        out = out * torch.sigmoid(sums - s_aux.view(kv_heads, groups, 1).to(sums.dtype))[..., None].to(
+            out.dtype
+        )
+    return out.reshape(1, kv_heads * groups, tokens, value.shape[3]).transpose(1, 2).contiguous(), None
+
+
+def _read_all(
+    step: PagedStep,
+    layer: int,
+    queries: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor]:
+    """(output [Hkv, G, T, Dv], log-sum-exp [Hkv, G, T]) of all rows over all of their reads."""
+    parts = step.plan.parts(step.windows[layer])
+    tokens = queries.shape[2]
+    if len(parts) == 1:
+        return _read(step, layer, parts[0], queries, key, value, scale, softcap)
+    out = queries.new_empty((*queries.shape[:3], value.shape[2]))
+    sums = queries.new_empty(queries.shape[:3], dtype=torch.float32)
+    assert sum(part.rows.stop - part.rows.start for part in parts if part.opens) == tokens  # type: ignore[union-attr]
+    for part in parts:
+        rows = part.rows
+        new, new_sums = _read(step, layer, part, queries[:, :, rows], key, value, scale, softcap)
+        if not part.opens:
+            old_sums = sums[:, :, rows]
+            both = torch.logaddexp(old_sums, new_sums)
+            share = torch.exp(new_sums - both)[..., None].to(new.dtype)
+            new, new_sums = torch.lerp(out[:, :, rows], new, share), both
+        out[:, :, rows] = new
+        sums[:, :, rows] = new_sums
+    return out, sums
+
+
+def _read(
+    step: PagedStep,
+    layer: int,
+    part: Part,
+    queries: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor]:
+    if part.keys is None:
+        assert isinstance(part.rows, slice)
+        keys, values = key[:, part.rows], value[:, part.rows]
+    else:
+        keys, values = step.arena.read_tokens(layer, part.keys)
+    if queries.device.type == "cpu" and softcap is None and keys.shape[2] == values.shape[2]:
+        return flash(queries, keys, values, scale, part.mask, causal=part.keys is None)
+    return plain(queries, keys, values, scale, part.mask, causal=part.keys is None, softcap=softcap)
+
+
+def flash(
+    queries: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor | None, *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """torch's CPU flash kernel. queries [Hkv, G, T, D], keys and values [Hkv, S, D], mask [T, S].
+
+    Returns output [Hkv, G, T, D] and log-sum-exp [Hkv, G, T] in float32. No keys are copied: where all
+    rows see all keys, the heads of a group are rows of one product; else they share keys by stride 0.
+    """
+    kv_heads, groups, tokens, width = queries.shape
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    if mask is None and not causal:
+        rows = queries.reshape(1, kv_heads, groups * tokens, width)
+        out, sums = kernel(rows, keys[None], values[None], 0.0, False, scale=scale)
+        return out.reshape(queries.shape), sums.reshape(kv_heads, groups, tokens)
+    each = (kv_heads, groups, keys.shape[1], width)
+    out, sums = kernel(
+        queries,
+        keys[:, None].expand(each),
+        values[:, None].expand(each),
+        0.0,
+        causal,
+        attn_mask=None if mask is None else mask[None, None],
+        scale=scale,
+    )
+    return out, sums
+
+
+def plain(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`flash` by matrix products, on any device, with a soft cap and value size of its own."""
+    kv_heads, groups, tokens, width = queries.shape
+    if causal:
+        mask = queries.new_full((tokens, tokens), -torch.inf).triu_(1)
+    step = max(SCORES // (kv_heads * groups * keys.shape[1]), 1)
+    outs, all_sums = [], []
+    for start in range(0, tokens, step):
+        chunk = queries[:, :, start : start + step]
+        rows = chunk.reshape(kv_heads, -1, width)
+        scores = (torch.matmul(rows, keys.transpose(1, 2)) * scale).float()
+        scores = scores.view(kv_heads, groups, -1, keys.shape[1])
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        if mask is not None:
+            scores = scores + mask[start : start + step]
+        sums = torch.logsumexp(scores, -1)
+        weights = torch.exp(scores - sums[..., None]).to(values.dtype)
+        outs.append(torch.matmul(weights.flatten(1, 2), values).view(*chunk.shape[:3], -1))
+        all_sums.append(sums)
+    return torch.cat(outs, 2), torch.cat(all_sums, 2)
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """The paged path masks for itself; building transformers' mask would be wasted."""
+    return
+
+
+AttentionInterface.register(NAME, paged_attention)
+AttentionMaskInterface.register(NAME, _no_mask)

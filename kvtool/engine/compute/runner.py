@@ -1,0 +1,93 @@
+"""One packed forward for any mix of prefill chunks and decodes: the only way a model is run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvtool.blocks import TokenIds
+from kvtool.engine.compute.arena import Arena
+from kvtool.engine.compute.attention import PagedStep
+from kvtool.engine.compute.reads import ReadPlan, Span
+
+if TYPE_CHECKING:
+    from kvtool.engine.compute.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens of one sequence to compute: a piece of its prompt, or the last sampled token.
+
+    tokens: uint32 [t], t >= 1. start: position of the first one; positions [0, start) are in the arena.
+    slots: the sequence's block table, covering [0, start + t). Blocks before `start` are only read and
+    may be shared. want_logits: how many of the last tokens' logits to return; True is the last one's.
+    """
+
+    tokens: TokenIds
+    start: int
+    slots: Sequence[int]
+    want_logits: int = False
+
+
+class Runner:
+    """Runs a model over its arena. Not thread-safe: one step at a time."""
+
+    def __init__(self, model: "Model", arena: Arena) -> None:
+        self.model = model
+        self.arena = arena
+        self._windows = tuple(layer.window for layer in model.config.layers)
+
+    def step(self, batch: Sequence[Chunk]) -> Tensor:
+        """Compute all chunks, filling their slots. Logits [n_wanted, vocab], float32, in batch order.
+
+        No two chunks may write to the same block; a chunk may read what an earlier step wrote.
+        """
+        assert batch, "an empty step"
+        spans, wanted = self._pack(batch)
+        device = self.arena.device
+        tokens = np.concatenate([chunk.tokens for chunk in batch]).astype(np.int64)
+        positions = np.concatenate([np.arange(span.start, span.end) for span in spans])
+        assert positions.max() < self.model.config.max_positions, "beyond the model's last position"
+        plan = ReadPlan(spans, self.arena.block_size, device, self.arena.dtype)
+        writes = torch.from_numpy(self._writes(spans)).to(device)
+        with torch.inference_mode():
+            output = self.model.module(
+                input_ids=torch.from_numpy(tokens)[None].to(device),
+                position_ids=torch.from_numpy(positions)[None].to(device),
+                use_cache=False,
+                logits_to_keep=torch.tensor(wanted, dtype=torch.long, device=device),
+                kvtool=PagedStep(self.arena, writes, plan, self._windows),
+            )
+        logits: Tensor = output.logits[0].float()
+        assert logits.shape[0] == len(wanted)
+        return logits
+
+    def _pack(self, batch: Sequence[Chunk]) -> tuple[list[Span], list[int]]:
+        """The chunks' places in the packed batch, and the rows whose logits are wanted."""
+        spans: list[Span] = []
+        wanted: list[int] = []
+        first = 0
+        for chunk in batch:
+            last = first + len(chunk.tokens)
+            assert last > first, "a chunk without tokens"
+            assert 0 <= int(chunk.want_logits) <= last - first
+            span = Span(first, last, chunk.start, list(chunk.slots))
+            assert len(span.slots) * self.arena.block_size >= span.end, "the block table is too short"
+            spans.append(span)
+            wanted.extend(range(last - int(chunk.want_logits), last))
+            first = last
+        return spans, wanted
+
+    def _writes(self, spans: Sequence[Span]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Token index in the arena of every row, int64 [T]."""
+        size = self.arena.block_size
+        found = []
+        for span in spans:
+            positions = np.arange(span.start, span.end)
+            first = span.start // size
+            table = np.asarray(span.slots[first : -(-span.end // size)], dtype=np.int64)
+            found.append(table[positions // size - first] * size + positions % size)
+        return np.concatenate(found)
