@@ -78,6 +78,11 @@ class BlockIndex:
         tokens: TokenIds = self._tokens[node].copy()
         return tokens
 
+    def parent_of(self, node: int) -> tuple[int, int]:
+        """(parent node or -1, depth)."""
+        state = self._pool.device.state
+        return int(state.parent[node]), int(state.depth[node])
+
     def root_of(self, node: int) -> BlockHash:
         """The root of the chain that the block belongs to."""
         return self._roots[node]

@@ -1,0 +1,256 @@
+"""What runs in the next step: continuous batching over the tiered pool. One thread, no clock of its own.
+
+A step admits waiting requests, packs one forward of decodes and prefill chunks, publishes the blocks
+that it filled and chooses tokens. A request whose next block another request is computing waits for
+it, so that every distinct token is computed once. When the pool is full the youngest request is put
+back and later recomputed, mostly from its own blocks.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from kvtool.blocks import reusable_blocks
+from kvtool.cache.index import BlockIndex
+from kvtool.cache.tiers import Move, TieredPool
+from kvtool.engine.compute.runner import Chunk
+from kvtool.engine.serving.generation import Generation, TokenLogprob
+
+Forward = Callable[[Sequence[Chunk]], Any]
+"""One packed forward: logits [chunks that want them, vocab]."""
+
+
+class Store(Protocol):
+    """Copies blocks between tiers."""
+
+    def execute(self, moves: Sequence[Move]) -> list[Move]:
+        """Copy down, in order; returns the moves that failed."""
+        ...
+
+    def load(self, loads: Sequence[Move]) -> int:
+        """Copy up, in order, until one is bad; returns how many arrived."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """chunk_tokens: most tokens of one forward that are not decodes. running: most requests in it."""
+
+    chunk_tokens: int = 512
+    running: int = 16
+
+
+class Scheduler:
+    """Owns all requests from submission to their last Delta. `counts` only grow."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        pool: TieredPool,
+        index: BlockIndex,
+        store: Store,
+        limits: Limits,
+        clock: Callable[[], float],
+    ) -> None:
+        self.pool = pool
+        self.index = index
+        self.waiting: deque[Generation] = deque()
+        self.running: list[Generation] = []
+        self.counts: Counter[str] = Counter()
+        self._forward = forward
+        self._store = store
+        self._limits = limits
+        self._clock = clock
+        self._size = index.block_size
+
+    def most_tokens(self) -> int:
+        """Longest prompt and answer together that the pool can hold."""
+        return self.pool.device.capacity * self._size
+
+    def submit(self, request: Generation) -> None:
+        """Queue a request; prompt and answer must fit in the pool."""
+        assert len(request.prompt) + request.max_tokens - 1 <= self.most_tokens()
+        self.waiting.append(request)
+
+    def cancel(self, request: Generation) -> None:
+        """Drop a request at once, whatever its state; ended ones are left alone."""
+        if request.finish is None:
+            self._leave(request)
+            request.end("cancelled")
+
+    def fail_all(self) -> None:
+        """The engine broke: every request ends as failed."""
+        for request in [*self.running, *self.waiting]:
+            self._leave(request)
+            request.end("failed")
+
+    def step(self) -> bool:
+        """Admit, run one forward, publish and choose. False when there was nothing to run."""
+        self._admit()
+        batch = self._plan()
+        if not batch:
+            return False
+        chunks = [self._chunk(request, count) for request, count in batch]
+        logits = self._forward(chunks)
+        self.counts["steps"] += 1
+        row = 0
+        for (request, count), chunk in zip(batch, chunks, strict=True):
+            request.computed += count
+            self.counts["computed_tokens"] += count
+            self._publish(request)
+            if chunk.want_logits:
+                self._choose(request, logits[row])
+                row += 1
+        return True
+
+    def _admit(self) -> None:
+        self.index.trim(node for request in [*self.waiting, *self.running] for node in request.nodes)
+        filling = {
+            node
+            for request in self.running
+            if request.lease
+            for node in request.nodes[request.lease.published :]
+        }
+        for request in list(self.waiting):
+            if len(self.running) >= self._limits.running:
+                return
+            tokens = len(request.tokens)
+            if request.named < tokens:
+                request.nodes = self.index.chain(np.array(request.tokens, np.uint32), request.root)
+                request.named = tokens
+            most = reusable_blocks(tokens, self._size)
+            found = len(self.pool.locate(request.nodes[:most]))
+            if found < min(most, len(request.nodes)) and request.nodes[found] in filling:
+                continue
+            if not self._lease(request, most):
+                return
+            self.waiting.remove(request)
+            self.running.append(request)
+            assert request.lease is not None
+            filling.update(request.nodes[request.lease.published :])
+
+    def _lease(self, request: Generation, most: int) -> bool:
+        """Hits, loads and slots for all of the request's tokens; False while there is no room."""
+        want = -(-len(request.tokens) // self._size)
+        if not self.pool.device.fits(request.nodes, want, most):
+            return False
+        lease = self.pool.acquire(request.nodes, want, self._clock(), request.session, most)
+        assert lease is not None
+        self._execute_moves()
+        tiers = [move.source for move in lease.loads]
+        loaded = self._store.load(lease.loads)
+        self.pool.settle(lease, loaded)
+        request.lease = lease
+        request.computed = (lease.hit + loaded) * self._size
+        if request.cached is None:
+            request.cached = request.computed
+            self.counts["requests"] += 1
+            self.counts["prompt_tokens"] += len(request.prompt)
+        self.counts["hit_tokens_device"] += lease.hit * self._size
+        for tier in tiers[:loaded]:
+            self.counts[f"hit_tokens_{tier.name.lower()}"] += self._size
+        self.counts["bad_blocks"] += loaded < len(tiers)
+        return True
+
+    def _plan(self) -> list[tuple[Generation, int]]:
+        """(request, tokens to compute) of the next forward: all decodes, then prefill within the budget."""
+        decodes = [
+            r for r in list(self.running) if len(r.tokens) - r.computed == 1 and self._room_for_next(r)
+        ]
+        batch = [(request, 1) for request in decodes if request.lease is not None]  # some were put back since
+        left = self._limits.chunk_tokens
+        for request in self.running:
+            remaining = len(request.tokens) - request.computed
+            if remaining == 1 or not left:
+                continue
+            count = min(remaining, left)
+            if count < remaining:  # end at a block's border: fewer chunk shapes, the same sums on a rerun
+                count = (request.computed + count) // self._size * self._size - request.computed
+            if count > 0:
+                batch.append((request, count))
+                left -= count
+        return batch
+
+    def _room_for_next(self, request: Generation) -> bool:
+        """A slot for the token to decode; the youngest requests, perhaps this one, are put back for it."""
+        if request.lease is None:
+            return False
+        while len(request.lease.slots) * self._size <= request.computed:
+            if self.pool.extend(request.lease, 1):
+                self._execute_moves()
+                break
+            victim = self.running[-1]
+            self._put_back(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _put_back(self, request: Generation) -> None:
+        self._leave(request)
+        self.waiting.appendleft(request)
+        self.counts["preemptions"] += 1
+
+    def _leave(self, request: Generation) -> None:
+        """Take a request out of the queues; its published blocks stay in the pool."""
+        if request in self.running:
+            self.running.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        if request.lease is not None:
+            self.pool.release(request.lease)
+            request.lease = None
+        request.nodes, request.named, request.computed = [], 0, 0
+
+    def _chunk(self, request: Generation, count: int) -> Chunk:
+        assert request.lease is not None
+        end = request.computed + count
+        return Chunk(
+            tokens=np.array(request.tokens[request.computed : end], np.uint32),
+            start=request.computed,
+            slots=request.lease.slots[: -(-end // self._size)],
+            want_logits=end == len(request.tokens),
+        )
+
+    def _publish(self, request: Generation) -> None:
+        """Blocks that are full now become hits for others; those of the answer get their names here."""
+        lease, size = request.lease, self._size
+        assert lease is not None
+        full = request.computed // size
+        while len(lease.nodes) < full and len(lease.nodes) * size >= len(request.prompt) // size * size:
+            start = len(lease.nodes) * size
+            parent = lease.nodes[-1] if lease.nodes else -1
+            block = np.array(request.tokens[start : start + size], np.uint32)
+            node = self.index.child(parent, block, request.root)
+            if node is None:
+                break
+            self.pool.append(lease, node, self._clock(), request.session)
+            request.nodes.append(node)
+        self.pool.commit(lease, min(full, len(lease.nodes)))
+
+    def _choose(self, request: Generation, logits: Any) -> None:
+        token = request.choose(logits, request.generated)
+        logprob = None
+        if request.top_logprobs is not None:
+            logprob = _logprob(logits, token, request.top_logprobs)
+        self.counts["generated_tokens"] += 1
+        request.accept(token, logprob)
+        if request.finish is not None:
+            self._leave(request)
+
+    def _execute_moves(self) -> None:
+        moves = self.pool.take_moves()
+        for move in moves:
+            self.counts[f"moves_{move.source.name.lower()}_{move.target.name.lower()}"] += 1
+        for move in self._store.execute(moves):
+            self.pool.discard(move.node, move.target)
+            self.counts["failed_moves"] += 1
+
+
+def _logprob(logits: Any, token: int, top: int) -> TokenLogprob:
+    scores = logits.float().log_softmax(-1)
+    values, ids = scores.topk(top) if top else (scores[:0], scores[:0])
+    likeliest = tuple(zip(ids.long().tolist(), values.tolist(), strict=True))
+    return TokenLogprob(token, float(scores[token]), likeliest)

@@ -1,0 +1,264 @@
+"""The scheduler against a fake model: answers never depend on the cache, and every token is computed once."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvtool.blocks import reusable_blocks
+from kvtool.cache.policies import POLICIES
+from kvtool.cache.pool import Lease
+from kvtool.cache.tiers import Tier, TieredLease, TieredPool
+from kvtool.engine.serving.scheduler import Limits
+
+Make = Callable[..., Any]
+Answer = Callable[[Sequence[int], int], list[int]]
+
+
+def test_a_cold_request_computes_all_and_a_warm_one_only_its_tail(fake_engine: Make, answer: Answer) -> None:
+    engine = fake_engine(device=32)
+    prompt = list(range(100, 121))  # 21 tokens: five full blocks and one token
+    cold = engine.ask(prompt, 3)
+    engine.run()
+    computed = engine.scheduler.counts["computed_tokens"]
+    assert cold.request.generated == answer(prompt, 3)
+    assert computed == 21 + len(cold.request.generated) - 1
+    warm = engine.ask(prompt, 3)
+    engine.run()
+    assert warm.request.generated == cold.request.generated
+    usage = warm.deltas[-1].usage
+    assert (usage.prompt, usage.cached, usage.completion) == (21, 20, len(warm.request.generated))
+    assert engine.scheduler.counts["computed_tokens"] - computed == 1 + len(warm.request.generated) - 1
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 7, 8, 9, 16, 17])
+def test_at_most_the_reusable_blocks_are_reused(fake_engine: Make, answer: Answer, length: int) -> None:
+    engine = fake_engine(device=16)
+    prompt = list(range(200, 200 + length))
+    for expected in (0, reusable_blocks(length, 4) * 4):
+        asked = engine.ask(prompt, 2)
+        engine.run()
+        assert asked.request.cached == expected
+        assert asked.request.generated == answer(prompt, 2)
+
+
+def test_an_answer_is_a_hit_for_the_next_turn(fake_engine: Make, answer: Answer) -> None:
+    engine = fake_engine(device=32)
+    prompt = list(range(100, 110))
+    first = engine.ask(prompt, 12)
+    engine.run()
+    said = first.request.generated
+    follow = [*prompt, *said, 300, 301]
+    second = engine.ask(follow, 2)
+    engine.run()
+    # the last chosen token was never computed: blocks of all before it are there
+    assert second.request.cached == (len(prompt) + len(said) - 1) // 4 * 4
+    assert second.request.generated == answer(follow, 2)
+
+
+def test_requests_that_arrive_together_compute_their_shared_prefix_once(
+    fake_engine: Make, answer: Answer
+) -> None:
+    engine = fake_engine(device=64)
+    shared = list(range(500, 540))
+    prompts = [[*shared, 600 + number, 601, 602] for number in range(5)]
+    asked = [engine.ask(prompt, 1) for prompt in prompts]
+    engine.run()
+    assert [a.request.generated for a in asked] == [answer(prompt, 1) for prompt in prompts]
+    assert engine.scheduler.counts["computed_tokens"] == 40 + 5 * 3
+
+
+def test_prefill_is_chunked_at_block_borders_and_mixed_with_decodes(fake_engine: Make) -> None:
+    engine = fake_engine(device=64, limits=Limits(chunk_tokens=10, running=8))
+    short = engine.ask([1, 2, 3], 9)
+    engine.scheduler.step()
+    engine.ask(list(range(100, 130)), 1)
+    engine.run()
+    assert engine.memory.steps[:4] == [[3], [1, 8], [1, 8], [1, 8]]
+    assert len(short.request.generated) > 3
+
+
+def test_a_full_pool_puts_the_youngest_back_and_all_answers_are_right(
+    fake_engine: Make, answer: Answer
+) -> None:
+    engine = fake_engine(device=8)
+    prompts = [[10 * n, 10 * n + 1, 10 * n + 2] for n in range(30, 34)]
+    asked = [engine.ask(prompt, 20) for prompt in prompts]
+    engine.run()
+    assert engine.scheduler.counts["preemptions"] > 0
+    assert [a.request.generated for a in asked] == [answer(prompt, 20) for prompt in prompts]
+    engine.pool.check()
+    assert engine.pool.device.available() == 8
+
+
+def test_cancelling_frees_the_lease_at_once(fake_engine: Make) -> None:
+    engine = fake_engine(device=8)
+    running, waiting = engine.ask(list(range(100, 120)), 13), engine.ask(list(range(300, 316)), 17)
+    engine.scheduler.step()
+    assert len(engine.scheduler.running) == 1 and len(engine.scheduler.waiting) == 1
+    engine.scheduler.cancel(waiting.request)
+    engine.scheduler.cancel(running.request)
+    assert running.deltas[-1].finish == waiting.deltas[-1].finish == "cancelled"
+    assert engine.pool.device.available() == 8 and not engine.scheduler.step()
+    engine.scheduler.cancel(running.request)
+    assert sum(delta.finish is not None for delta in running.deltas) == 1
+    engine.pool.check()
+
+
+def test_a_bad_copy_is_counted_and_computed(fake_engine: Make, answer: Answer) -> None:
+    engine = fake_engine(device=6, host=8)
+    a, b = list(range(100, 117)), list(range(300, 317))
+    for prompt in (a, b):
+        engine.ask(prompt, 1)
+        engine.run()
+    host = engine.pool.lower[Tier.HOST]
+    third = engine.index.chain(engine_tokens(a), engine_root(engine))[2]  # the first is still on the device
+    engine.memory.bad.add((Tier.HOST, host.slot_of(third)))
+    again = engine.ask(a, 1)
+    engine.run()
+    assert again.request.cached == 8 and again.request.generated == answer(a, 1)
+    assert engine.scheduler.counts["bad_blocks"] == 1
+    assert engine.scheduler.counts["hit_tokens_host"] == 4
+    engine.pool.check()
+
+
+def engine_tokens(prompt: Sequence[int]) -> Any:
+    import numpy as np
+
+    return np.array(prompt, np.uint32)
+
+
+def engine_root(engine: Any) -> Any:
+    return engine.index.root_of(engine.index.known()[0])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    data=st.data(),
+    device=st.integers(6, 24),
+    host=st.integers(0, 8),
+    disk=st.integers(0, 8),
+    chunk=st.integers(4, 20),
+    running=st.integers(1, 6),
+)
+def test_answers_never_depend_on_the_cache(
+    fake_engine: Make, answer: Answer, data: Any, device: int, host: int, disk: int, chunk: int, running: int
+) -> None:
+    engine = fake_engine(device=device, host=host, disk=disk, limits=Limits(chunk, running))
+    asked = []
+    for _ in range(data.draw(st.integers(1, 12))):
+        trunk = data.draw(st.integers(0, 2))
+        prompt = [trunk] * data.draw(st.integers(1, 12)) + data.draw(st.lists(st.integers(0, 2), max_size=4))
+        answered = engine.ask(prompt, data.draw(st.integers(1, min(12, device * 4 - len(prompt)))))
+        asked.append((answered, data.draw(st.integers(0, 9)) == 0))
+        for _ in range(data.draw(st.integers(0, 4))):
+            engine.scheduler.step()
+        if asked[-1][1]:
+            engine.scheduler.cancel(answered.request)
+        engine.pool.check()
+    engine.run()
+    for answered, cancelled in asked:
+        request = answered.request
+        expected = answer(request.prompt, request.max_tokens)
+        if cancelled and request.finish == "cancelled":
+            assert request.generated == expected[: len(request.generated)]
+        else:
+            assert request.generated == expected
+            assert request.finish == ("stop" if expected[-1] == 7 else "length")
+    engine.pool.check()
+    assert engine.pool.device.available() == device
+
+
+class Recorded(TieredPool):
+    """Writes down what the runtime asks of its pool and what it got."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.script: list[tuple[Any, ...]] = []
+        self._names: dict[int, int] = {}
+
+    def _name(self, lease: Lease) -> int:
+        return self._names.setdefault(id(lease), len(self._names))
+
+    def add_node(self, parent: int, shard_row: int = -1) -> int:
+        self.script.append(("add_node", parent))
+        return super().add_node(parent, shard_row)
+
+    def acquire(self, nodes: list[int], want: int, now: float, session: Any = None, most: Any = None) -> Any:
+        lease = super().acquire(nodes, want, now, session, most)
+        assert lease is not None
+        self.kept = [*getattr(self, "kept", []), lease]  # ids stay unique
+        self.script.append(
+            (
+                "acquire",
+                self._name(lease),
+                list(nodes),
+                want,
+                now,
+                session,
+                most,
+                lease.hit,
+                list(lease.slots),
+            )
+        )
+        return lease
+
+    def extend(self, lease: TieredLease, blocks: int) -> bool:
+        done = super().extend(lease, blocks)
+        self.script.append(("extend", self._name(lease), blocks, done, list(lease.slots)))
+        return done
+
+    def append(self, lease: TieredLease, node: int, now: float, session: Any = None) -> None:
+        self.script.append(("append", self._name(lease), node, now, session))
+        super().append(lease, node, now, session)
+
+    def commit(self, lease: TieredLease, upto: int) -> None:
+        super().commit(lease, upto)
+        self.script.append(("commit", self._name(lease), upto, list(lease.slots)))
+
+    def release(self, lease: TieredLease) -> None:
+        self.script.append(("release", self._name(lease)))
+        super().release(lease)
+
+
+def test_the_runtimes_stream_replayed_into_a_fresh_pool_gives_the_same_leases_and_evictions(
+    fake_engine: Make,
+) -> None:
+    """What `simulate` replays is what `serve` did: same hits, same slots, same evictions, same residents."""
+    engine = fake_engine(device=12, pool=Recorded(POLICIES.load("lru"), 12), limits=Limits(16, 3))
+    for number in range(40):
+        prompt = [number % 3] * (5 + number % 7) + [number % 5, number % 2, 9]
+        engine.ask(prompt, 6, session=f"s{number % 4}")
+        if number % 3:
+            engine.scheduler.step()
+    engine.run()
+    script = engine.pool.script
+    assert sum(step[0] == "acquire" for step in script) >= 40
+    assert sum(step[7] for step in script if step[0] == "acquire") > 0, "a replay without hits proves nothing"
+
+    fresh = TieredPool(POLICIES.load("lru"), 12)
+    leases: dict[int, TieredLease] = {}
+    for kind, *rest in script:
+        if kind == "add_node":
+            fresh.add_node(rest[0])
+        elif kind == "acquire":
+            name, nodes, want, now, session, most, hit, slots = rest
+            lease = fresh.acquire(nodes, want, now, session, most)
+            assert lease is not None and (lease.hit, lease.slots) == (hit, slots)
+            fresh.settle(lease, 0)
+            leases[name] = lease
+        elif kind == "extend":
+            assert fresh.extend(leases[rest[0]], rest[1]) == rest[2]
+            assert leases[rest[0]].slots == rest[3]
+        elif kind == "append":
+            fresh.append(leases[rest[0]], *rest[1:])
+        elif kind == "commit":
+            fresh.commit(leases[rest[0]], rest[1])
+            assert leases[rest[0]].slots == rest[2]
+        else:
+            fresh.release(leases[rest[0]])
+    for ours, theirs in zip(fresh.device.state, engine.pool.device.state, strict=True):
+        assert (ours == theirs).all()
+    assert fresh.lost == engine.pool.lost > 0
