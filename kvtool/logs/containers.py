@@ -4,34 +4,43 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kvtool.logs import rows, tables
+from kvtool.logs import documents, rows, tables
 from kvtool.logs.rows import Numbered, Unreadable
-from kvtool.logs.sources import DAMAGED, Input
+from kvtool.logs.sources import DAMAGED, Input, inner_suffix
 
 HEAD = 1 << 16
+BY_SUFFIX = {".yaml": "yaml", ".yml": "yaml", ".csv": "csv", ".tsv": "tsv"}
 
 
 @dataclass(slots=True)
 class Container:
-    """A file that is about to be read as `kind`: jsonl, array, values, parquet."""
+    """A file that is about to be read as `kind`: jsonl, array, values, parquet, yaml, csv, tsv, damaged."""
 
     input: Input
     kind: str
-    schema: Any = None
 
     def read(self) -> Iterator[Numbered]:
         """(row number, value or Unreadable), streaming."""
-        if self.kind == "parquet":
-            try:
+        try:
+            if self.kind == "parquet":
                 yield from tables.parquet_rows(self.input.local())
-            except DAMAGED:
-                yield 1, Unreadable("the compressed data is damaged or ends early")
-            return
-        with self.input.open() as stream:
-            if self.kind == "jsonl":
-                yield from rows.lines(stream)
+            elif self.kind == "damaged":
+                yield 1, Unreadable("not readable as zip")
             else:
-                yield from rows.values(stream, array=self.kind == "array")
+                with self.input.open() as stream:
+                    yield from self._text_rows(stream)
+        except DAMAGED:
+            yield 1, Unreadable("the compressed data is damaged or ends early")
+
+    def _text_rows(self, stream: Any) -> Iterator[Numbered]:
+        match self.kind:
+            case "jsonl":
+                return rows.lines(stream)
+            case "yaml":
+                return documents.yaml_documents(stream)
+            case "csv" | "tsv":
+                return documents.csv_rows(stream, "\t" if self.kind == "tsv" else ",")
+        return rows.values(stream, array=self.kind == "array")
 
 
 def open_container(source: Input) -> Container:
@@ -45,6 +54,9 @@ def open_container(source: Input) -> Container:
         head, rest, follows = b"", b"", False
     if head.startswith(b"PAR1"):
         return Container(source, "parquet")
+    by_name = BY_SUFFIX.get(inner_suffix(source.path))
+    if by_name is not None:
+        return Container(source, by_name)
     text = (head + rest).removeprefix(b"\xef\xbb\xbf").lstrip()
     first_line, _, others = text.partition(b"\n")
     if _is_json(first_line):

@@ -22,13 +22,22 @@ class Format:
     rank: ClassVar[int] = 0
     omits: ClassVar[str] = ""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: dict[str, Any] | None = None) -> None:
+        """`shared` is one dict for all files of a log, for what one file tells about another."""
         self.notes: list[str] = []
+        self.shared = {} if shared is None else shared
+        self.omitted = self.omits
+        self.lost: list[tuple[str, Source]] = []
 
     @classmethod
     def claims(cls, row: Any) -> bool:
         """Whether a decoded row looks like this format. Must not raise on any JSON value."""
         raise NotImplementedError
+
+    @classmethod
+    def order(cls, row: Any) -> int:
+        """Files of a log are read in the order of this number of their first row, then as they are named."""
+        return 0
 
     def read(self, row: Any, source: Source) -> Iterator[Request]:
         """The requests of one row, in its order; none for a row that is no model call.
@@ -38,5 +47,8 @@ class Format:
         raise NotImplementedError
 
     def finish(self) -> Iterator[Request]:
-        """Requests that could only be told at the end of the file."""
+        """Requests that could only be told at the end of the file.
+
+        May set `omitted`, and put what should have been a request into `lost` (reason, place).
+        """
         return iter(())

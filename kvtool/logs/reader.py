@@ -7,11 +7,13 @@ from itertools import islice
 from typing import Any
 
 from kvtool.errors import KvtoolError
+from kvtool.logs import sources
 from kvtool.logs.containers import Container, open_container
 from kvtool.logs.format import BadRow, Format
 from kvtool.logs.formats import FORMATS
+from kvtool.logs.mapping import explain, mapped_format
 from kvtool.logs.rows import Unreadable
-from kvtool.logs.sources import Input, expand
+from kvtool.logs.sources import Input
 from kvtool.requests import Request, Source
 
 SNIFFED_ROWS = 40
@@ -44,7 +46,7 @@ class LogFile:
 
     @property
     def path(self) -> str:
-        """As named by the user."""
+        """As named by the user; of a zip's member, with the member."""
         return self.container.input.path
 
 
@@ -60,9 +62,10 @@ class Log:
         self.format = ",".join(sorted({source.format.name for source in sources}))
         self.notes: list[str] = []
         self.incomplete_prefix = False
-        self._strict = strict
+        self.strict = strict
         self._reasons: Counter[str] = Counter()
         self._first: dict[str, str] = {}
+        self._shared: dict[str, Any] = {}
 
     @property
     def skipped(self) -> list[Skipped]:
@@ -85,26 +88,30 @@ class Log:
                 requests += len(row.requests)
                 timeless += sum(request.arrival is None for request in row.requests)
                 yield row
+        self.close(requests, timeless)
+
+    def close(self, requests: int, timeless: int) -> None:
+        """Say what only the whole pass can tell; KvtoolError if there was no request in it."""
         if requests == 0:
             raise KvtoolError(f"{self.files[0]}: no request could be read", self._why_nothing())
         if timeless == requests:
-            self._note("no times in the log: requests are taken in file order")
+            self.note("no times in the log: requests are taken in file order")
         elif timeless:
-            self._note(f"{timeless} of {requests} requests have no time: they keep their place in the file")
+            self.note(f"{timeless} of {requests} requests have no time: they keep their place in the file")
 
     def _file_rows(self, file: LogFile) -> Iterator[Row]:
-        reader = file.format()
+        reader = file.format(self._shared)
         held: Row | None = None
         for number, value in file.container.read():
             source = Source(file.path, number)
             requests: list[Request] = []
             if isinstance(value, Unreadable):
-                self._skip(value.reason, source)
+                self.skip(value.reason, source)
             else:
                 try:
                     requests.extend(reader.read(value, source))
                 except BadRow as bad:
-                    self._skip(str(bad), source)
+                    self.skip(str(bad), source)
             if held is not None:
                 yield held
             held = Row(source, value, requests)
@@ -113,34 +120,36 @@ class Log:
             late = list(reader.finish())
             self._inspect(late)
             yield Row(held.source, held.value, [*held.requests, *late])
-        if file.format.omits:
+        for reason, place in reader.lost:
+            self.skip(reason, place)
+        if reader.omitted:
             self.incomplete_prefix = True
-            self._note(
-                f"{file.format.name} logs record no {file.format.omits}: the head of a prompt is not whole"
-            )
+            self.note(f"{reader.name} log without {reader.omitted}: the head of a prompt is not whole")
         for note in reader.notes:
-            self._note(note)
+            self.note(note)
 
     def _inspect(self, requests: list[Request]) -> None:
         for request in requests:
             if request.incomplete is not None:
                 self.incomplete_prefix = True
-                self._note(f"some requests are incomplete: {request.incomplete}")
+                self.note(f"some requests are incomplete: {request.incomplete}")
 
-    def _note(self, note: str) -> None:
+    def note(self, note: str) -> None:
+        """Keep what the user should know, once."""
         if note not in self.notes:
             self.notes.append(note)
 
-    def _skip(self, reason: str, source: Source) -> None:
+    def skip(self, reason: str, source: Source) -> None:
+        """Count a row that gave no request; under `strict` raise instead."""
         place = f"{source.file}:{source.row}"
-        if self._strict:
+        if self.strict:
             raise KvtoolError(f"{place}: {reason}", "leave out --strict to count such rows and go on")
         self._reasons[reason] += 1
         self._first.setdefault(reason, place)
 
     def _why_nothing(self) -> str:
         if not self._reasons:
-            return "the files hold no rows"
+            return "its rows hold no model calls"
         reason, count = self._reasons.most_common(1)[0]
         return f"{count} rows: {reason}, first at {self._first[reason]}"
 
@@ -155,34 +164,57 @@ def open_log(
     """A Log over files, globs, directories and `-`.
 
     `format` forces a format; `mapping` (our field -> path in a row) reads an unknown schema. Raises
-    KvtoolError where a path is missing or no format claims any file.
+    KvtoolError where a path is missing or no format claims any file; then it says what the rows have.
     """
-    forced = FORMATS.load(format) if format else None
     formats = [FORMATS.load(name) for name in FORMATS.names()]
-    sources: list[LogFile] = []
-    unknown: list[str] = []
-    for path in expand(paths):
-        container = open_container(Input(path))
-        chosen = forced or sniff(container, formats)
-        if chosen is None:
-            unknown.append(path)
+    forced = mapped_format(mapping) if mapping else FORMATS.load(format) if format else None
+    ranked: list[tuple[int, int, LogFile]] = []
+    unknown: list[tuple[str, Sequence[Any]]] = []
+    for container in _containers(paths):
+        head = _head(container)
+        chosen = sniff(head, formats) if forced is None else forced
+        if (mapping and forced is not None and not any(map(forced.claims, head))) or chosen is None:
+            unknown.append((container.input.path, head))
         else:
-            sources.append(LogFile(container, chosen))
-    if not sources:
-        raise KvtoolError(
-            f"{unknown[0]}: no known log format", f"--format takes {', '.join(FORMATS.names())}"
-        )
-    log = Log(sources, strict)
-    for path in unknown:
-        if strict:
-            raise KvtoolError(f"{path}: no known log format", "name its --format, or leave the file out")
-        log._skip("the file is in no known log format", Source(path, 1))
+            order = chosen.order(head[0]) if head else 0
+            ranked.append((order, len(ranked), LogFile(container, chosen)))
+    if not ranked:
+        raise _unreadable(*unknown[0], mapping)
+    log = Log([file for _, _, file in sorted(ranked, key=lambda one: one[:2])], strict)
+    for path, _ in unknown:
+        log.skip("the file is in no known log format", Source(path, 1))
     return log
 
 
-def sniff(container: Container, formats: Sequence[type[Format]]) -> type[Format] | None:
+def _containers(paths: Sequence[str]) -> Iterator[Container]:
+    for path in sources.expand(paths):
+        if path == sources.STDIN or not sources.is_zip(path):
+            yield open_container(Input(path))
+            continue
+        try:
+            members = sources.zip_members(path)
+        except sources.DAMAGED:
+            yield Container(Input(path), "damaged")
+            continue
+        for member in members:
+            yield open_container(Input(path, member))
+
+
+def _unreadable(path: str, head: Sequence[Any], mapping: Mapping[str, str]) -> KvtoolError:
+    if not head:
+        return KvtoolError(f"{path}: no row can be decoded", "is it a log, whole, and not encrypted?")
+    if mapping:
+        return KvtoolError(f"{path}: nothing at the mapped path", explain(head))
+    return KvtoolError(f"{path}: no known log format", explain(head))
+
+
+def _head(container: Container) -> list[Any]:
+    rows = islice(container.read(), SNIFFED_ROWS)
+    return [value for _, value in rows if not isinstance(value, Unreadable)]
+
+
+def sniff(head: Sequence[Any], formats: Sequence[type[Format]]) -> type[Format] | None:
     """The most particular of the formats that claim the first rows; None where none claims any."""
-    head = [value for _, value in islice(container.read(), SNIFFED_ROWS) if not isinstance(value, Unreadable)]
     claims = {kind: sum(kind.claims(row) for row in head) for kind in formats}
     most = max(claims.values(), default=0)
     if most == 0:

@@ -1,4 +1,4 @@
-"""Paths, globs, directories and stdin -> byte streams, decompressed by their content."""
+"""Paths, globs, directories, stdin and zip members -> byte streams, decompressed by their content."""
 
 import glob
 import gzip
@@ -6,6 +6,7 @@ import io
 import shutil
 import sys
 import tempfile
+import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from kvtool.errors import KvtoolError
 
 STDIN = "-"
 LOG_SUFFIXES = frozenset(
-    (
+    [
         ".jsonl",
         ".ndjson",
         ".json",
@@ -29,11 +30,11 @@ LOG_SUFFIXES = frozenset(
         ".traj",
         ".eval",
         ".zip",
-    )
+    ]
 )
 COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
-GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
+GZIP, ZSTD, ZIP = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
+DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile)
 """What reading a cut or corrupt compressed stream raises."""
 
 
@@ -53,15 +54,13 @@ def expand(paths: Sequence[str]) -> list[str]:
         else:
             raise KvtoolError(f"{path}: no such file", "name a file, a folder, a glob, or - for stdin")
     if not files:
-        raise KvtoolError(
-            f"{', '.join(paths)}: no log files there", f"kvtool reads {' '.join(sorted(LOG_SUFFIXES))}"
-        )
+        suffixes = " ".join(sorted(LOG_SUFFIXES))
+        raise KvtoolError(f"{', '.join(paths)}: no log files there", f"kvtool reads {suffixes}")
     return list(files)
 
 
 def _is_log(path: Path) -> bool:
-    name = path.with_suffix("") if path.suffix in COMPRESSIONS else path
-    return name.suffix.lower() in LOG_SUFFIXES and path.is_file() and not path.name.startswith(".")
+    return inner_suffix(path.name) in LOG_SUFFIXES and path.is_file() and not path.name.startswith(".")
 
 
 def inner_suffix(path: str) -> str:
@@ -71,22 +70,26 @@ def inner_suffix(path: str) -> str:
 
 
 class Input:
-    """One file of a log. It can be opened more than once; stdin is kept in a temporary file for that."""
+    """One file of a log, or one member of a zip. It can be opened more than once: stdin is kept for that."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, file: str, member: str | None = None) -> None:
+        self.file = file
+        self.member = member
+        self.path = f"{file}/{member}" if member else file
         self.compression: str | None = None
         self._spooled: Path | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def open(self) -> IO[bytes]:
         """The decompressed bytes, from the start. Cut or corrupt data raises one of DAMAGED while read."""
-        if self.path == STDIN and self._spooled is None:
+        if self.file == STDIN and self._spooled is None:
             self._spool(sys.stdin.buffer)
         try:
-            raw = (self._spooled or Path(self.path)).open("rb")
+            raw = (self._spooled or Path(self.file)).open("rb")
         except OSError as error:
             raise KvtoolError(f"{self.path}: {error.strerror}") from error
+        if self.member is not None and self._spooled is None:
+            return _open_member(raw, self.member)
         magic = raw.read(4)
         raw.seek(0)
         if magic.startswith(GZIP):
@@ -100,10 +103,10 @@ class Input:
     def local(self) -> Path:
         """A path of the decompressed bytes that can be read at random."""
         with self.open() as stream:
-            if self.compression is not None:
+            if self.compression is not None or (self.member is not None and self._spooled is None):
                 self._spool(stream)
                 self.compression = None
-        return self._spooled or Path(self.path)
+        return self._spooled or Path(self.file)
 
     def _spool(self, stream: IO[bytes]) -> None:
         folder = tempfile.TemporaryDirectory(prefix="kvtool-")
@@ -111,6 +114,37 @@ class Input:
         with target.open("wb") as out:
             shutil.copyfileobj(stream, out, 1 << 20)
         self._folder, self._spooled = folder, target
+
+
+def _open_member(raw: IO[bytes], member: str) -> IO[bytes]:
+    try:
+        stream = zipfile.ZipFile(raw).open(member)  # noqa: SIM115 (the caller closes it)
+        if member.endswith(".gz"):
+            return io.BufferedReader(gzip.GzipFile(fileobj=stream), 1 << 20)  # type: ignore[arg-type]
+        return stream
+    except (KeyError, RuntimeError, NotImplementedError) as error:  # encrypted, unknown method
+        raise zipfile.BadZipFile(str(error)) from error
+
+
+def zip_members(path: str) -> list[str]:
+    """The log files in a zip, in its order. Of inspect's `.eval` only the samples hold requests.
+
+    Raises BadZipFile for a zip without its directory, which stands at the end.
+    """
+    with zipfile.ZipFile(path) as archive:
+        names = [info.filename for info in archive.infolist() if not info.is_dir()]
+    if path.endswith(".eval"):
+        return [name for name in names if name.startswith("samples/")]
+    return [name for name in names if inner_suffix(name) in LOG_SUFFIXES and "__MACOSX" not in name]
+
+
+def is_zip(path: str) -> bool:
+    """Whether a file begins like a zip."""
+    try:
+        with Path(path).open("rb") as stream:
+            return stream.read(4) == ZIP
+    except OSError:
+        return False
 
 
 class _ZstdStream(io.RawIOBase):

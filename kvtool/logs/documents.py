@@ -1,0 +1,92 @@
+"""YAML documents and CSV tables -> rows."""
+
+import csv
+import io
+import sys
+from collections.abc import Iterator
+from typing import IO, Any
+
+from kvtool.logs.rows import Numbered, Unreadable
+from kvtool.logs.sources import DAMAGED
+
+LARGEST = 20_000_000
+"""Values in one YAML document; aliases can make it grow without bound."""
+
+
+def yaml_documents(stream: IO[bytes]) -> Iterator[Numbered]:
+    """Every document of a YAML file is a row. Times stay text; no tag makes an object."""
+    import yaml
+
+    number = 0
+    try:
+        for document in yaml.load_all(stream, Loader=_loader(yaml)):
+            number += 1
+            yield number, _Plain().value(document, 0)
+    except DAMAGED:
+        yield number + 1, Unreadable("the compressed data is damaged or ends early")
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError, OverflowError, MemoryError):
+        yield number + 1, Unreadable("not YAML")
+
+
+def _loader(yaml: Any) -> Any:
+    base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    resolvers = {
+        letter: [(tag, pattern) for tag, pattern in pairs if tag != "tag:yaml.org,2002:timestamp"]
+        for letter, pairs in base.yaml_implicit_resolvers.items()
+    }
+    return type("TextTimesLoader", (base,), {"yaml_implicit_resolvers": resolvers})
+
+
+class _Plain:
+    """YAML's values as JSON's: text keys, bytes as text, sets as lists, aliases written out."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def value(self, value: Any, depth: int) -> Any:
+        self._count += 1
+        if self._count > LARGEST or depth > 200:
+            raise ValueError("too large or too deep")
+        if isinstance(value, dict):
+            return {
+                key if isinstance(key, str) else str(key): self.value(item, depth + 1)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple | set):
+            return [self.value(item, depth + 1) for item in value]
+        if isinstance(value, bytes):
+            return value.decode("utf-8", "replace")
+        if value is None or isinstance(value, str | bool | int | float):
+            return value
+        return str(value)
+
+
+def csv_rows(stream: IO[bytes], delimiter: str) -> Iterator[Numbered]:
+    """Rows of a CSV with a header; cells are text, empty ones absent. Row numbers leave the header out."""
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    number = 0
+    text = io.TextIOWrapper(stream, "utf-8-sig", errors="replace", newline="")
+    reader = csv.reader(text, delimiter=delimiter)
+    header: list[str] | None = None
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except DAMAGED:
+            yield number + 1, Unreadable("the compressed data is damaged or ends early")
+            return
+        except csv.Error:
+            number += 1
+            yield number, Unreadable("not CSV")
+            continue
+        if header is None:
+            header = cells
+            continue
+        if not cells:
+            continue
+        number += 1
+        if len(cells) != len(header):
+            yield number, Unreadable("the number of cells is not the header's")
+            continue
+        yield number, {name: cell for name, cell in zip(header, cells, strict=True) if cell != ""}
