@@ -1,7 +1,9 @@
 """The house rules that no linter knows: life without torch, light --help, what every registry entry owes."""
 
+import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -123,3 +125,22 @@ def test_what_lies_on_disk_has_a_golden_sample(package: str, module: str) -> Non
     """Old files stay readable: the bytes of today are kept and read by the room's tests."""
     folder = ROOT / "tests/data" / package.split("/")[-1]
     assert list(folder.glob(f"{module.replace('_', '-')}[-.]*")), f"no sample of {module} in {folder}"
+
+
+def test_generated_pages_are_current() -> None:
+    """Words are compared: click's versions wrap lines differently."""
+    spec = importlib.util.spec_from_file_location("write_reference", ROOT / "docs/write_reference.py")
+    assert spec is not None and spec.loader is not None
+    pages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pages)
+    for name, text in (("commands.md", pages.commands_page()), ("rules.md", pages.rules_page())):
+        written = (ROOT / "docs/reference" / name).read_text(encoding="utf-8")
+        assert written.split() == text.split(), f"run python docs/write_reference.py: {name} is out of date"
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"])
+def test_paths_in_the_documents_exist(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = re.findall(r"`((?:kvtool|tests|docs|samples)/[\w./-]*)`", text)
+    named += re.findall(r"\]\(([\w./-]+)\)", text)
+    assert [path for path in named if "NAME" not in path and not (ROOT / path).exists()] == []
