@@ -8,7 +8,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from kvtool.cli import COMMANDS, CommandGroup, main
+from kvtool.cli import CommandGroup, main
 from kvtool.lint.rules import RULES
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
