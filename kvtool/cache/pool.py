@@ -181,6 +181,10 @@ class Pool:
         """The slot that holds `node`, -1 when it is not resident."""
         return int(self._state.slot[node])
 
+    def free(self) -> int:
+        """Slots that hold nothing."""
+        return int(self._state.control[core.FREE])
+
     def take(self) -> tuple[int, int]:
         """(slot, evicted node or -1): a private slot outside any lease; (-1, -1) when all is held."""
         slot, evicted = core.take_slot(self._state)

@@ -181,6 +181,33 @@ class TieredPool:
         self.broken += 1
         return True
 
+    def back_up(self, most: int) -> list[Move]:
+        """Copy up to `most` blocks to free disk slots while nothing else is to do, parents first.
+
+        What was used last goes first, so that a restart finds the hot set. The moves are also queued.
+        """
+        disk = self.lower.get(Tier.DISK)
+        if disk is None:
+            return []
+        state = self.device.state
+        waiting = np.flatnonzero(self.resident() & (disk.state.slot[: disk.nodes] < 0))
+        waiting = waiting[np.lexsort((state.depth[waiting], -state.turn[waiting]))]
+        moves: list[Move] = []
+        for node in waiting.tolist():
+            parent = int(state.parent[node])
+            safe = parent < 0 or disk.slot_of(parent) >= 0 or parent in self._shard_row
+            if node in self._shard_row or not safe:
+                continue
+            if len(moves) == most or not disk.free():
+                break
+            target, _ = disk.take()
+            tier = Tier.DEVICE if self.device.slot_of(node) >= 0 else Tier.HOST
+            source = self.device if tier is Tier.DEVICE else self.lower[Tier.HOST]
+            moves.append(Move(node, tier, source.slot_of(node), Tier.DISK, target))
+            disk.place(node, target)
+        self._moves += moves
+        return moves
+
     def evict(self, nodes: list[int]) -> int:
         """Drop `nodes` and all below them from device, host and disk. Returns copies dropped.
 

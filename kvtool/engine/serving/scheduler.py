@@ -87,6 +87,15 @@ class Scheduler:
             self._leave(request)
             request.end("failed")
 
+    def execute_moves(self) -> None:
+        """Let the store catch up with the pool; whoever makes the pool move blocks calls it."""
+        moves = self.pool.take_moves()
+        for move in moves:
+            self.counts[f"moves_{move.source.name.lower()}_{move.target.name.lower()}"] += 1
+        for move in self._store.execute(moves):
+            self.pool.discard(move.node, move.target)
+            self.counts["failed_moves"] += 1
+
     def step(self) -> bool:
         """Admit, run one forward, publish and choose. False when there was nothing to run."""
         self._admit()
@@ -139,7 +148,7 @@ class Scheduler:
             return False
         lease = self.pool.acquire(request.nodes, want, self._clock(), request.session, most)
         assert lease is not None
-        self._execute_moves()
+        self.execute_moves()
         tiers = [move.source for move in lease.loads]
         loaded = self._store.load(lease.loads)
         self.pool.settle(lease, loaded)
@@ -180,7 +189,7 @@ class Scheduler:
             return False
         while len(request.lease.slots) * self._size <= request.computed:
             if self.pool.extend(request.lease, 1):
-                self._execute_moves()
+                self.execute_moves()
                 break
             victim = self.running[-1]
             self._put_back(victim)
@@ -239,14 +248,6 @@ class Scheduler:
         request.accept(token, logprob)
         if request.finish is not None:
             self._leave(request)
-
-    def _execute_moves(self) -> None:
-        moves = self.pool.take_moves()
-        for move in moves:
-            self.counts[f"moves_{move.source.name.lower()}_{move.target.name.lower()}"] += 1
-        for move in self._store.execute(moves):
-            self.pool.discard(move.node, move.target)
-            self.counts["failed_moves"] += 1
 
 
 def _logprob(logits: Any, token: int, top: int) -> TokenLogprob:

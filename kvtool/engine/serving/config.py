@@ -1,0 +1,36 @@
+"""All options of `kvtool serve`, with their defaults. No torch: the command reads them for its help."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """Sizes in bytes; None sizes are chosen from the machine and the model (see `engine.plan_tiers`).
+
+    model: `embedded` or a directory; None takes the shards' own. device_blocks goes before device_memory.
+    host_memory: None is half of the device's. disk_memory caps the write-back area in `disk`.
+    max_queue: requests that may wait beside the running ones. drain: seconds that shutdown waits.
+    """
+
+    shards: Path | None = None
+    model: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    device: str = "auto"
+    dtype: str = "auto"
+    chat_template: str = "auto"
+    block_size: int | None = None
+    device_blocks: int | None = None
+    device_memory: int | None = None
+    host_memory: int | None = None
+    disk: Path | None = None
+    disk_memory: int = 8 << 30
+    policy: str = "lru"
+    normalizer: Path | None = None
+    api_key_file: Path | None = None
+    max_queue: int = 64
+    max_running: int = 16
+    chunk_tokens: int = 512
+    body_limit: int = 16 << 20
+    drain: float = 30.0

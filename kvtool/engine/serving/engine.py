@@ -1,0 +1,195 @@
+"""From a configuration to an engine that is ready: model, shards, tiers, scheduler."""
+
+import logging
+import os
+import shutil
+import time
+from dataclasses import dataclass
+
+from kvtool.blocks import DEFAULT_BLOCK_SIZE, BlockHash, namespace
+from kvtool.cache.index import BlockIndex
+from kvtool.cache.policies import POLICIES
+from kvtool.cache.tiers import Tier, TieredPool
+from kvtool.engine.compute.arena import Arena, block_bytes
+from kvtool.engine.compute.model import Model, load_model
+from kvtool.engine.compute.runner import Runner
+from kvtool.engine.serving.config import ServeConfig
+from kvtool.engine.serving.runtime import Observer, Runtime
+from kvtool.engine.serving.scheduler import Limits, Scheduler
+from kvtool.engine.storage.identity import Identity
+from kvtool.engine.storage.shards import ShardSet, open_shards
+from kvtool.engine.storage.store import BlockStore
+from kvtool.engine.storage.writeback import WriteBack
+from kvtool.errors import KvtoolError
+from kvtool.prompts.normalizer import Normalizer
+
+log = logging.getLogger("kvtool.serve")
+
+CPU_MEMORY = 2 << 30
+"""Device blocks take this much on a CPU by default, or a quarter of the machine's memory if that is less."""
+
+CUDA_SHARE = 0.8
+"""Share of a GPU's free memory that device blocks take by default."""
+
+BACKED_UP_AT_ONCE = 4
+"""Blocks copied to the write-back area between two looks at the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """Capacities in blocks."""
+
+    device: int
+    host: int
+    disk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Everything behind the API. `model_id` is what requests call the model."""
+
+    config: ServeConfig
+    model_id: str
+    model: Model
+    identity: Identity
+    tiers: Tiers
+    block_bytes: int
+    shards: ShardSet | None
+    index: BlockIndex
+    store: BlockStore
+    runtime: Runtime
+    normalizer: Normalizer | None
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of prompt and answer together: the model's positions, or what the pool holds."""
+        return min(self.model.config.max_positions, self.tiers.device * self.index.block_size)
+
+    def root(self, tenant: str, salt: str | None) -> BlockHash:
+        """Root of the hash chains of a tenant ("" for none) and a request's cache_salt."""
+        root = self.identity.root(tenant)
+        return root if salt is None else namespace("cache_salt", root.hex(), salt)
+
+    def close(self, wait: float) -> None:
+        """Finish or cancel requests, save what the disk can keep, close files."""
+        self.runtime.close(wait)
+        self.store.close()
+
+
+def build_engine(config: ServeConfig, observer: Observer) -> Engine:
+    """Load everything and start the scheduler. KvtoolError when parts do not fit together."""
+    policy = POLICIES.load(config.policy)
+    normalizer = Normalizer.load(config.normalizer) if config.normalizer else None
+    shards = open_shards(config.shards) if config.shards else None
+    spec = config.model or _model_of(shards)
+    model = load_model(
+        spec, config.device, config.dtype, chat_template=config.chat_template, warn=log.warning
+    )
+    block_size = config.block_size or DEFAULT_BLOCK_SIZE
+    if shards is not None:
+        block_size = _agree(shards, model, config)
+    identity = Identity.of_model(model, block_size)
+    size = block_bytes(model, block_size)
+    tiers = plan_tiers(config, model, size)
+    device = Arena(model, tiers.device, block_size)
+    host = Arena(model, tiers.host, block_size, device="cpu") if tiers.host else None
+    area = None
+    if config.disk is not None:
+        area = WriteBack(config.disk / identity.root().hex(), tiers.disk, block_size, size)
+    store = BlockStore(device, host, area, shards)
+    pool = TieredPool(policy, tiers.device, tiers.host, tiers.disk)
+    index = BlockIndex(pool, block_size, 4 * (tiers.device + tiers.host + tiers.disk) + 4096, store.shard_row)
+    store.index = index
+    if area is not None:
+        found = restore(index, pool, area)
+        log.info("%d blocks found in the write-back area %s", found, config.disk)
+    scheduler = Scheduler(
+        Runner(model, device).step,
+        pool,
+        index,
+        store,
+        Limits(max(config.chunk_tokens, block_size), config.max_running),
+        time.monotonic,
+    )
+
+    def back_up() -> bool:
+        moves = pool.back_up(BACKED_UP_AT_ONCE)
+        scheduler.execute_moves()
+        return bool(moves)
+
+    runtime = Runtime(scheduler, config.max_running + config.max_queue, back_up, observer)
+    model_id = config.model or model.name
+    return Engine(config, model_id, model, identity, tiers, size, shards, index, store, runtime, normalizer)
+
+
+def plan_tiers(config: ServeConfig, model: Model, block: int) -> Tiers:
+    """Capacities in blocks of `block` bytes; KvtoolError when a size is less than a block."""
+    device = config.device_blocks or (config.device_memory or _default_memory(model)) // block
+    if device < 2:
+        raise KvtoolError(
+            f"--device-memory: a block of {model.name} takes {block:,} bytes and two must fit",
+            "raise --device-memory or --device-blocks",
+        )
+    host = device // 2 if config.host_memory is None else config.host_memory // block
+    disk = 0
+    if config.disk is not None:
+        config.disk.mkdir(parents=True, exist_ok=True)
+        disk = min(config.disk_memory, shutil.disk_usage(config.disk).free) // block
+        if disk < 1:
+            raise KvtoolError(f"--disk {config.disk}: no room for a block of {block:,} bytes")
+    return Tiers(device, host, disk)
+
+
+def restore(index: BlockIndex, pool: TieredPool, area: WriteBack) -> int:
+    """Take over what an earlier server wrote, parents first; returns the number of blocks.
+
+    A block whose parent is neither there nor in the shards cannot be reached and is let go.
+    """
+    found: list[tuple[int, int]] = []
+    known: set[int] = set()
+    for block in sorted(area.survivors(), key=lambda block: block.depth):
+        parent = -1 if block.depth == 0 else index.find(block.parent)
+        if parent is None:
+            continue
+        root = block.parent if parent < 0 else index.root_of(parent)
+        node = index.child(parent, block.tokens, root)
+        if node is None or index.hash_of(node) != block.hash or node in known:
+            continue
+        known.add(node)
+        found.append((node, block.slot))
+    pool.adopt(Tier.DISK, found)
+    return len(found)
+
+
+def _model_of(shards: ShardSet | None) -> str:
+    if shards is None:
+        return "embedded"
+    name = shards.manifest.identity.name
+    if name != "embedded":
+        raise KvtoolError(f"the shards were made with model '{name}'", "name its directory with --model")
+    return name
+
+
+def _agree(shards: ShardSet, model: Model, config: ServeConfig) -> int:
+    """The shards' block size, after checking that they were made by this very model."""
+    stored = shards.manifest.identity
+    size = stored.shape.block_size
+    if config.block_size not in (None, size):
+        raise KvtoolError(f"--block-size {config.block_size}: the shards have blocks of {size} tokens")
+    differences = stored.differences(Identity.of_model(model, size))
+    if differences:
+        raise KvtoolError(
+            f"{shards.folder} does not fit the model {model.name}: " + "; ".join(differences),
+            "run prewarm again with this model, or serve the one the shards were made with",
+        )
+    return size
+
+
+def _default_memory(model: Model) -> int:
+    if model.device.type == "cuda":
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(model.device)
+        return int(free * CUDA_SHARE)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(CPU_MEMORY, total // 4)

@@ -1,0 +1,174 @@
+"""The scheduler's thread: the only one that touches pool, index, store and model."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Protocol, TypeVar
+
+from kvtool.engine.serving.generation import Delta, Generation
+from kvtool.engine.serving.scheduler import Scheduler
+
+log = logging.getLogger("kvtool.serve")
+
+T = TypeVar("T")
+
+
+class QueueFull(Exception):
+    """No room to wait. `retry_after`: seconds after which there may be."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__("the queue is full")
+        self.retry_after = retry_after
+
+
+class Unavailable(Exception):
+    """The server is shutting down, or its engine has failed."""
+
+
+class Observer(Protocol):
+    """Is told about latencies, in seconds. Called in the scheduler's thread."""
+
+    def first_token(self, seconds: float, request: Generation) -> None:
+        """From submission to the first chosen token."""
+        ...
+
+    def next_token(self, seconds: float) -> None:
+        """Between two chosen tokens of one answer."""
+        ...
+
+    def finished(self, seconds: float, request: Generation) -> None:
+        """From submission to the end."""
+        ...
+
+
+class Runtime:
+    """Runs a scheduler until `close`. Thread-safe. At most `most_requests` are inside at a time."""
+
+    def __init__(
+        self, scheduler: Scheduler, most_requests: int, idle: Callable[[], bool], observer: Observer
+    ) -> None:
+        """`idle` does a little background work when there is nothing to run; False if there is none."""
+        self._scheduler = scheduler
+        self._most = most_requests
+        self._idle = idle
+        self._observer = observer
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._seconds = 1.0
+        self._closing = False
+        self._failed = False
+        self._thread = threading.Thread(target=self._run, name="kvtool-scheduler", daemon=True)
+        self._thread.start()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether requests are taken."""
+        return not self._closing and not self._failed and self._thread.is_alive()
+
+    @property
+    def inside(self) -> int:
+        """Requests that are running or waiting."""
+        return self._inside
+
+    def submit(self, requests: Sequence[Generation]) -> None:
+        """Queue all of `requests` or none. Raises QueueFull or Unavailable."""
+        with self._lock:
+            if not self.healthy:
+                raise Unavailable("the server is shutting down" if self._closing else "the engine has failed")
+            if self._inside + len(requests) > self._most:
+                waves = self._inside / max(self._most, 1)
+                raise QueueFull(max(1, min(60, round(self._seconds * waves))))
+            self._inside += len(requests)
+            for request in requests:
+                self._watch(request)
+                self._inbox.put(partial(self._scheduler.submit, request))
+
+    def cancel(self, request: Generation) -> None:
+        """The client has left; its slots are freed before the next step."""
+        self._inbox.put(partial(self._scheduler.cancel, request))
+
+    def call(self, function: Callable[[Scheduler], T]) -> "Future[T]":
+        """Run `function` between two steps."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function(self._scheduler))
+            except Exception as error:  # belongs to the caller, who gets it from the future
+                future.set_exception(error)
+
+        if not self._thread.is_alive():
+            future.set_exception(Unavailable("the engine has stopped"))
+        else:
+            self._inbox.put(run)
+        return future
+
+    def close(self, wait: float) -> None:
+        """Take no more requests, give those inside `wait` seconds, cancel the rest and end the thread."""
+        with self._lock:
+            self._closing = True
+        deadline = time.monotonic() + wait
+        while self._inside and self._thread.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self._inbox.put(self._cancel_all)
+        self._thread.join()
+
+    def _cancel_all(self) -> None:
+        for request in [*self._scheduler.running, *self._scheduler.waiting]:
+            self._scheduler.cancel(request)
+
+    def _watch(self, request: Generation) -> None:
+        """Measure a request and count it out when it ends."""
+        emit = request.emit
+        start = time.monotonic()
+        last = start
+        chosen = 0
+
+        def watched(delta: Delta) -> None:
+            nonlocal last, chosen
+            now = time.monotonic()
+            count = len(request.tokens) - len(request.prompt)
+            if count and not chosen:
+                self._observer.first_token(now - start, request)
+            elif count > chosen:
+                self._observer.next_token((now - last) / (count - chosen))
+            last, chosen = now, count
+            if delta.finish is not None:
+                self._observer.finished(now - start, request)
+                with self._lock:
+                    self._inside -= 1
+                    self._seconds += 0.2 * (now - start - self._seconds)
+            emit(delta)
+
+        request.emit = watched
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._serve_inbox(wait=False)
+                if self._closing and not self._inside and self._inbox.empty():
+                    return
+                if not self._scheduler.step() and not self._idle():
+                    self._serve_inbox(wait=True)
+        except Exception:  # the thread's end: whoever waits must be told, whatever it was
+            log.exception("the engine failed; every request is ended")
+        finally:
+            with self._lock:
+                self._failed = not self._closing
+            self._scheduler.fail_all()
+            while not self._inbox.empty():
+                self._serve_inbox(wait=False)
+                self._scheduler.fail_all()
+
+    def _serve_inbox(self, wait: bool) -> None:
+        try:
+            self._inbox.get(timeout=1.0 if wait else None, block=wait)()
+            while True:
+                self._inbox.get_nowait()()
+        except Empty:
+            return
