@@ -1,0 +1,166 @@
+"""Findings of a log: name every cause that a rule knows, price each, report what costs something.
+
+`find` is what analyze and lint call; `edits_of` and `normalized` turn findings into a normalizer and
+into the hit rate that it reaches.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from kvtool.analysis.hit_rates import HitRates
+from kvtool.blocks import fingerprint
+from kvtool.lint.corpus import Corpus, arrival_order, readable
+from kvtool.lint.price import Pricer, replayed
+from kvtool.lint.remedy import slot_candidate
+from kvtool.lint.repair import Repair
+from kvtool.lint.rule import Candidate, CorpusRule, SlotRule
+from kvtool.lint.rules import RULES
+from kvtool.prompts.edits import Edit
+from kvtool.prompts.normalizer import Normalizer
+from kvtool.report import Finding, Location, Severity
+from kvtool.requests import Request
+from kvtool.tokens import PromptEncoder
+
+ERROR, WARNING = 0.05, 0.005
+"""Lost tokens over prompt tokens from which a finding is an error, a warning."""
+NOISE = 0.0005
+"""Below this share, or below one block, a finding is not reported: the cause is there and costs nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A finding with what is needed to act on it."""
+
+    finding: Finding
+    edits: tuple[Edit, ...]
+
+
+def find(requests: Sequence[Request], encoder: PromptEncoder, block_size: int) -> list[Finding]:
+    """Findings of `requests`, most lost tokens first. Prompts without text are passed over."""
+    return [priced.finding for priced in examine(requests, encoder, block_size)]
+
+
+def examine(requests: Sequence[Request], encoder: PromptEncoder, block_size: int) -> list[Priced]:
+    """Findings with their edits, most lost tokens first."""
+    visible = [request for request in requests if readable(request)]
+    if len(visible) < 2:
+        return []
+    corpus = Corpus(visible, encoder)
+    candidates = _merged(_candidates(corpus))
+    if not candidates:
+        return []
+    pricer = Pricer(corpus, block_size)
+    priced = _price(candidates, pricer)
+    return sorted(
+        priced, key=lambda one: (-one.finding.lost_tokens, one.finding.code, one.finding.fingerprint)
+    )
+
+
+def _candidates(corpus: Corpus) -> Iterable[Candidate]:
+    rules = sorted((RULES.load(name) for name in RULES.names()), key=lambda rule: rule.code)
+    for slot in corpus.slots:
+        for rule in rules:
+            if isinstance(rule, SlotRule) and rule.claims(slot, corpus):
+                yield slot_candidate(rule, slot, corpus)
+                break
+    for rule in rules:
+        if isinstance(rule, CorpusRule):
+            yield from rule.candidates(corpus)
+
+
+def _merged(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """One candidate per cause: the same slot template at the same field, whatever the agent."""
+    merged: dict[tuple[str, str, str], Candidate] = {}
+    for candidate in candidates:
+        key = (candidate.code, candidate.key, candidate.template)
+        known = merged.setdefault(key, candidate)
+        if known is not candidate:
+            known.repair.merge(candidate.repair)
+            known.requests = sorted({*known.requests, *candidate.requests})
+            known.distinct += candidate.distinct
+            known.edits += candidate.edits
+            known.place = min(known.place, candidate.place)
+    return list(merged.values())
+
+
+def _price(candidates: Sequence[Candidate], pricer: Pricer) -> list[Priced]:
+    """Each candidate's price alone; where an earlier slot hides it, its gain once that one is repaired."""
+    alone = [pricer.repaired(candidate.repair) for candidate in candidates]
+    gain = [rates.saved_tokens - pricer.base.saved_tokens for rates in alone]
+    if len(candidates) > 1:
+        together, before = Repair(), pricer.base.saved_tokens
+        for number in sorted(range(len(candidates)), key=lambda n: -gain[n]):
+            together.merge(candidates[number].repair)
+            after = pricer.repaired(together).saved_tokens
+            gain[number] = max(gain[number], after - before)
+            before = after
+    least = max(pricer.block_size, NOISE * pricer.base.prompt_tokens)
+    return [
+        Priced(
+            _finding(candidate, gain[number], alone[number], pricer),
+            tuple(candidate.edits),
+        )
+        for number, candidate in enumerate(candidates)
+        if gain[number] >= least
+    ]
+
+
+def _finding(candidate: Candidate, lost: int, rates: HitRates, pricer: Pricer) -> Finding:
+    first, path, role, start, end = candidate.place
+    request = pricer.corpus.requests[first]
+    share = lost / max(pricer.base.prompt_tokens, 1)
+    severity: Severity = "error" if share >= ERROR else "warning" if share >= WARNING else "info"
+    parts = (candidate.code, candidate.key, candidate.template)
+    return Finding(
+        code=candidate.code,
+        name=candidate.name,
+        severity=severity,
+        message=candidate.message,
+        fingerprint=fingerprint(*(part.encode() for part in parts)),
+        location=Location(
+            request.source.file, request.source.row, request.source_path(path), role, start, end
+        ),
+        slot=candidate.template,
+        examples=candidate.examples,
+        requests=len(candidate.requests),
+        sessions=pricer.corpus.sessions(candidate.requests),
+        distinct_values=candidate.distinct,
+        lost_tokens=lost,
+        hit_rate_if_fixed=rates.tokens,
+        fix=candidate.fix,
+    )
+
+
+def edits_of(priced: Iterable[Priced], unsafe: bool = False) -> list[Edit]:
+    """The normalizing edits of findings: the safe ones, or all. Each once, in order."""
+    edits = [edit for one in priced for edit in one.edits if edit.safe or unsafe]
+    return list(dict.fromkeys(edits))
+
+
+def normalized_requests(requests: Sequence[Request], normalizer: Normalizer) -> list[Request]:
+    """`requests` as the model would see them behind `normalizer`."""
+    result = []
+    for request, row_shared in zip(requests, share_a_list(requests), strict=True):
+        if not request.messages:
+            result.append(request)
+            continue
+        messages, tools = normalizer.apply(request.messages, request.tools, row_shared=row_shared)
+        result.append(replace(request, messages=messages, tools=tools))
+    return result
+
+
+def share_a_list(requests: Sequence[Request]) -> list[bool]:
+    """For each request whether another one reads the same message list of the same row."""
+    keys = [(one.source.file, one.source.row, one.source_path("messages")) for one in requests]
+    counts = Counter(keys)
+    return [counts[key] > 1 for key in keys]
+
+
+def normalized(
+    requests: Sequence[Request], encoder: PromptEncoder, block_size: int, unsafe: bool = False
+) -> float:
+    """Token hit rate of the log after all safe fixes (or all fixes)."""
+    edits = edits_of(examine(requests, encoder, block_size), unsafe)
+    fixed = normalized_requests([r for r in requests if readable(r)], Normalizer(edits))
+    return replayed(fixed, arrival_order(fixed), encoder, block_size).tokens

@@ -1,0 +1,62 @@
+"""A log as rules look at it: prompts by agent and conversation, their slots, in order of arrival."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from kvtool.prompts.agents import group
+from kvtool.prompts.conversations import number_conversations
+from kvtool.prompts.fields import Prompt, read_prompt
+from kvtool.prompts.slots import Slot, find_slots, head_strings
+from kvtool.requests import Request
+from kvtool.tokens import PromptEncoder
+
+
+class Corpus:
+    """Requests whose prompts can be read as text; all indices count within `requests`."""
+
+    def __init__(self, requests: Sequence[Request], encoder: PromptEncoder) -> None:
+        self.requests = list(requests)
+        self.encoder = encoder
+        self.prompts: list[Prompt] = [read_prompt(r, encoder.render(r)) for r in self.requests]
+        self.order = arrival_order(self.requests)
+        self.agent = group(self.prompts)
+        self.conversation = number_conversations(self.prompts, self.order)
+
+    @cached_property
+    def members(self) -> dict[int, list[int]]:
+        """Agent -> its requests, by arrival."""
+        members: dict[int, list[int]] = {}
+        for index in self.order:
+            members.setdefault(self.agent[index], []).append(index)
+        return members
+
+    @cached_property
+    def slots(self) -> list[Slot]:
+        """Every slot of every agent's instructions and tools."""
+        return [
+            slot
+            for agent, members in self.members.items()
+            for slot in find_slots(agent, head_strings(self.prompts, members))
+        ]
+
+    def first(self, indices: Sequence[int]) -> int:
+        """The index that stands first in the log."""
+        return min(indices)
+
+    def sessions(self, indices: Sequence[int]) -> int:
+        """Distinct conversations among `indices`."""
+        return len({self.conversation[index] for index in indices})
+
+
+def readable(request: Request) -> bool:
+    """Whether the prompt is there as text, and whole as far as the log can tell."""
+    return bool(request.messages) or bool(request.text)
+
+
+def arrival_order(requests: Sequence[Request]) -> list[int]:
+    """Indices by arrival; a request without a time keeps its place behind the one before it."""
+    keys, latest = [], -1
+    for request in requests:
+        latest = latest if request.arrival is None else request.arrival
+        keys.append(latest)
+    return sorted(range(len(keys)), key=keys.__getitem__)

@@ -1,0 +1,87 @@
+"""From a named slot to what can be done about it: the counterfactual for its price, the edit for its cure."""
+
+from kvtool.lint.corpus import Corpus
+from kvtool.lint.repair import Repair
+from kvtool.lint.rule import Candidate, SlotRule
+from kvtool.lint.spread import constant_in_sessions
+from kvtool.prompts.edits import FIRST_SENTENCE, TAIL_SENTENCE, SlotEdit, Target
+from kvtool.prompts.slots import Slot
+
+ANCHOR = 48
+"""Characters of stable text that an edit looks for beside a value."""
+LEAST_ANCHOR = 4
+"""A shorter anchor inside a text is no landmark: the slot is reported and not edited."""
+LONGEST_NOTE = 120
+
+
+def slot_candidate(rule: SlotRule, slot: Slot, corpus: Corpus) -> Candidate:
+    """The candidate for a slot that `rule` claims."""
+    values = slot.values()
+    reference = next(slot.places[index].value for index in corpus.order if index in slot.places)
+    repair = Repair()
+    for index, place in slot.places.items():
+        if place.value != reference:
+            repair.texts[index].append((place.path, place.start, place.end, reference))
+    first = corpus.first([index for index, place in slot.places.items() if place.value])
+    place = slot.places[first]
+    edit = slot_edit(rule, slot, corpus)
+    return Candidate(
+        code=rule.code,
+        name=rule.name,
+        place=(first, place.path, slot.role, place.start, place.end),
+        template=slot.template(rule.name),
+        key=" ".join(map(str, slot.key)),
+        message=rule.message(slot, corpus),
+        examples=[value for value in values if value][:3],
+        requests=sorted(slot.places),
+        distinct=len(values),
+        fix=rule.fix,
+        repair=repair,
+        edits=[edit] if edit else [],
+    )
+
+
+def slot_edit(rule: SlotRule, slot: Slot, corpus: Corpus) -> SlotEdit | None:
+    """The normalizing edit for a slot, None where it would not be found again or has nothing to do."""
+    if rule.fix.action == "report":
+        return None
+    last = len(slot.skeleton.literals) - 2
+    at_start = slot.number == 0 and len(slot.before) <= ANCHOR
+    at_end = slot.number == last and len(slot.after) <= ANCHOR
+    before = slot.before if at_start else slot.before[-ANCHOR:]
+    after = slot.after if at_end else slot.after[:ANCHOR]
+    if not (at_start or len(before) >= LEAST_ANCHOR) or not (at_end or after):
+        return None
+    target: Target = "nowhere"
+    leave = ""
+    if rule.fix.action != "strip":
+        target = "first-user" if constant_in_sessions(slot, corpus) else "tail"
+        leave = FIRST_SENTENCE if target == "first-user" else TAIL_SENTENCE
+    where = "system" if slot.key[0] == "messages" else f"tool {slot.key[1]}"
+    part = str(slot.key[2]) if slot.key[0] == "tools" else ""
+    return SlotEdit(
+        rule.code,
+        where,
+        part,
+        before,
+        after,
+        at_start,
+        at_end,
+        leave,
+        target,
+        _note(rule, slot),
+        rule.fix.safe,
+    )
+
+
+def _note(rule: SlotRule, slot: Slot) -> tuple[str, str]:
+    """The stable text of the slot's line, so that the value is understood where it is moved to."""
+    before, after = slot.line()
+    if len(before) > LONGEST_NOTE:
+        before = before[-LONGEST_NOTE:].split(" ", 1)[-1]
+    before = before.lstrip(" \t#*->.,;")
+    if slot.key[0] == "tools":
+        before = f"{slot.key[1]}: {before}"
+    if not before:
+        before = f"{rule.name}: "
+    return before, after if len(after) <= 12 else ""
