@@ -70,7 +70,7 @@ def prewarm(
 ) -> PrewarmResult:
     """Make `folder` hold every block of `plan`; blocks that are there already stay as they are.
 
-    `progress` gets the number of tokens just computed or loaded. KvtoolError when the folder is of
+    `progress` gets the number of the plan's tokens that are stored or computed so far. KvtoolError when the folder is of
     another model or holds something else, and when the plan is empty.
     """
     if not len(plan):
@@ -105,6 +105,7 @@ class _Run:
         self.shards = self._existing()
         self.known: dict[BlockHash, BlockRow] = dict(self.shards.index) if self.shards else {}
         self.model = model
+        self.present = sum(name in self.known for name in self.hashes) * plan.block_size
         self.computed = self.again = self.loaded = 0
 
     def go(self) -> PrewarmResult:
@@ -152,7 +153,7 @@ class _Run:
         """Compute a file's pieces and stream their blocks into it."""
         shape = self.identity.shape
         planned = [
-            Planned(self.hashes[row], tuple(block_parts(self.codec, shape, self.plan.depth[row] == 0)))
+            Planned(self.hashes[row], tuple(block_parts(self.codec, shape, bool(self.plan.depth[row] == 0))))
             for row in batch.stored
         ]
         stored = set(batch.stored)
@@ -162,7 +163,7 @@ class _Run:
                 for row in range(piece.first, piece.last):
                     if row in stored:
                         self._append(row, number, writer, arena)
-                self.progress((piece.last - piece.first) * self.plan.block_size)
+                self.progress(self.present + self.computed)
         return writer.file()
 
     def _fill(self, piece: Piece, stored: set[int], runner: Runner, arena: Arena) -> None:

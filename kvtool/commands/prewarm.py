@@ -1,0 +1,181 @@
+"""kvtool prewarm: compute a log's hot prefixes once and write them as verified shards."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvtool.blocks import DEFAULT_BLOCK_SIZE
+from kvtool.engine.storage.codecs import CODECS
+from kvtool.errors import KvtoolError
+from kvtool.logs.formats import FORMATS
+from kvtool.options import Assignment, Size, as_dict
+from kvtool.renderers import RENDERERS
+
+if TYPE_CHECKING:
+    from kvtool.analysis.workload import Workload
+    from kvtool.engine.compute.model import Model
+    from kvtool.report import Report
+
+
+@dataclass(frozen=True)
+class Config:
+    """All options of prewarm. budget: bytes; block_size: None for 32, or the analysis' own."""
+
+    logs: tuple[str, ...] = ()
+    analysis: Path | None = None
+    out: Path | None = None
+    model: str = "embedded"
+    format: str | None = None
+    mapping: Mapping[str, str] = field(default_factory=dict)
+    chat_template: str = "auto"
+    block_size: int | None = None
+    share_tenants: bool = False
+    budget: int | None = None
+    min_requests: int = 2
+    codec: str = "raw"
+    device: str = "auto"
+    dtype: str = "auto"
+    dry_run: bool = False
+    output_format: str = "terminal"
+
+
+@click.command(epilog="Example: kvtool prewarm --logs logs.jsonl --budget 2GiB --out shards")
+@click.option("--logs", multiple=True, help="Files, folders, globs or '-'; repeat for more.")
+@click.option(
+    "--from", "analysis", type=click.Path(path_type=Path), help="An analysis instead: analyze -o FILE.duckdb."
+)
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the shards.")
+@click.option(
+    "--model", default=Config.model, show_default=True, help="embedded, or a Hugging Face model directory."
+)
+@click.option(
+    "--format", metavar="NAME", help=f"Log format; sniffed by default ({', '.join(FORMATS.names())})."
+)
+@click.option(
+    "--map",
+    "mapping",
+    type=Assignment(),
+    multiple=True,
+    callback=as_dict,
+    help="Where an unknown format keeps a field.",
+)
+@click.option(
+    "--chat-template", default=Config.chat_template, show_default=True, help="auto, chatml-tools or a file."
+)
+@click.option("--block-size", type=click.IntRange(1), help=f"Tokens per block [{DEFAULT_BLOCK_SIZE}].")
+@click.option("--share-tenants", is_flag=True, help="Let requests of different tenants share blocks.")
+@click.option("--budget", type=Size(), help="Bytes that the blocks may take, such as 2GiB [no limit].")
+@click.option(
+    "--min-requests",
+    type=click.IntRange(1),
+    default=Config.min_requests,
+    show_default=True,
+    help="Leave out blocks that fewer requests would use.",
+)
+@click.option("--codec", type=click.Choice(CODECS.names()), default=Config.codec, show_default=True)
+@click.option("--device", default=Config.device, show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--dtype", default=Config.dtype, show_default=True, help="auto, float32, bfloat16 or float16.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and compute nothing.")
+@click.option(
+    "--output-format",
+    type=click.Choice(["terminal", "json"]),
+    default=Config.output_format,
+    show_default=True,
+)
+def command(**options: Any) -> None:
+    """Compute hot prefixes of a log once and store their KV blocks as shards.
+
+    Interrupted runs resume. Blocks that the folder already holds are kept.
+    """
+    config = Config(**options)
+    RENDERERS.load(config.output_format)(run(config))
+
+
+def run(config: Config) -> "Report":
+    """Plan, and unless it is a dry run, compute."""
+    if bool(config.logs) == (config.analysis is not None):
+        raise KvtoolError("name a log or an analysis", "--logs FILE, or --from FILE.duckdb")
+    if config.out is None and not config.dry_run:
+        raise KvtoolError("name the folder for the shards with --out", "or see the plan with --dry-run")
+    from kvtool.engine.extra import require_engine
+
+    require_engine("prewarm")
+    from kvtool.analysis.plan import PlanConfig, make_plan
+    from kvtool.engine.compute.model import load_model
+    from kvtool.engine.prewarm import PrewarmConfig, prewarm
+    from kvtool.engine.prewarm_report import plan_json, plan_report, run_json, run_report
+    from kvtool.engine.storage.codec import block_bytes, load_codec
+    from kvtool.engine.storage.identity import Identity
+    from kvtool.progress import counted
+
+    notes: list[str] = []
+    model = load_model(
+        config.model, config.device, config.dtype, chat_template=config.chat_template, warn=notes.append
+    )
+    workload = load_workload(config, model, notes)
+    identity = Identity.of_model(model, workload.block_size)
+    codec = load_codec({"codec": config.codec})
+    plan = make_plan(
+        workload,
+        PlanConfig(config.budget, config.min_requests),
+        lambda depth: block_bytes(codec, identity.shape, depth == 0),
+        model.config.max_positions,
+    )
+    data: dict[str, Any] = {
+        "schema": "kvtool.prewarm/1",
+        "model": {"name": model.name, "digest": model.fingerprint["digest"], "dtype": model.dtype_name},
+        "out": None if config.out is None else str(config.out),
+        "block_size": workload.block_size,
+        "codec": config.codec,
+        "dry_run": config.dry_run,
+        "plan": plan_json(plan, identity, model.encoder),
+        "notes": notes,
+    }
+    if config.dry_run:
+        report = plan_report(data)
+    else:
+        assert config.out is not None
+        started = perf_counter()
+        with counted("tokens", len(plan) * plan.block_size) as done:
+            result = prewarm(plan, model, config.out, PrewarmConfig(config.codec), done)
+        report = run_report({**data, **run_json(result, perf_counter() - started)})
+    report.notes[:0] = notes
+    return report
+
+
+def load_workload(config: Config, model: "Model", notes: list[str]) -> "Workload":
+    """The log's blocks as the model would see them; `notes` gets what the log's reader says."""
+    from kvtool.analysis.store import load_analysis, load_document
+    from kvtool.analysis.workload import build_workload
+    from kvtool.logs.reader import open_log
+
+    if config.analysis is None:
+        log = open_log(config.logs, format=config.format, mapping=config.mapping)
+        size = config.block_size or DEFAULT_BLOCK_SIZE
+        workload = build_workload(log, model.encoder, size, config.share_tenants)
+        notes.extend(log.notes)
+        notes.extend(f"{one.rows} rows skipped: {one.reason} (first: {one.first})" for one in log.skipped)
+        return workload
+    workload = load_analysis(config.analysis)
+    if not workload.ready_made and workload.encoder_fingerprint != model.encoder.fingerprint:
+        tokenizer = load_document(config.analysis)["tokenizer"]
+        same = tokenizer["fingerprint"] == model.encoder.tokenizer.fingerprint
+        name, ours = (
+            ("chat_template", model.encoder.template) if same else ("tokenizer", model.encoder.tokenizer)
+        )
+        theirs = tokenizer["chat_template" if same else "name"]
+        raise KvtoolError(
+            f"{config.analysis}: {name}: the analysis was made with '{theirs}', the model has '{ours.name}'",
+            f"analyze anew with --tokenizer {config.model}, or prewarm from --logs",
+        )
+    size = config.block_size or workload.block_size
+    if size % workload.block_size:
+        raise KvtoolError(
+            f"{config.analysis}: block_size: {workload.block_size} does not divide --block-size {size}",
+            "analyze anew with that --block-size",
+        )
+    return workload.coarser(size)

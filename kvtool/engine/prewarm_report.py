@@ -1,0 +1,194 @@
+"""What a prewarm plan and a run have to say, for programs and for people."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvtool.analysis.plan import Plan
+from kvtool.engine.prewarm import PrewarmResult
+from kvtool.engine.storage.identity import Identity
+from kvtool.report import Column, Report, Table
+from kvtool.tokens import PromptEncoder
+
+SHOWN = 20
+"""Stretches that a dry run lists."""
+
+PREVIEW = 60
+"""Characters shown from a stretch's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive blocks of a chain that equally many requests use: tokens [start, end) of a prompt."""
+
+    start: int
+    end: int
+    hits: int
+    bytes: int
+    last: int
+
+
+def stretches(plan: Plan) -> list[Stretch]:
+    """All stretches, those that save most tokens first."""
+    found: list[Stretch] = []
+    first = 0
+    for row in range(1, len(plan) + 1):
+        if row < len(plan) and plan.parent[row] == row - 1 and plan.hits[row] == plan.hits[row - 1]:
+            continue
+        start = int(plan.depth[first]) * plan.block_size
+        end = (int(plan.depth[row - 1]) + 1) * plan.block_size
+        found.append(Stretch(start, end, int(plan.hits[first]), int(plan.bytes[first:row].sum()), row - 1))
+        first = row
+    return sorted(found, key=lambda one: (-one.hits * (one.end - one.start), one.last))
+
+
+def plan_json(plan: Plan, identity: Identity, encoder: PromptEncoder) -> dict[str, Any]:
+    """The `plan` object of kvtool.prewarm/1."""
+    forecast = plan.forecast
+    total = int(plan.bytes.sum())
+    return {
+        "blocks": len(plan),
+        "tokens": forecast.tokens,
+        "tokens_unshared": forecast.tokens_unshared,
+        "bytes": total,
+        "bits_per_element": 8 * total / (len(plan) * identity.shape.elements) if len(plan) else None,
+        "hit_rate": {
+            "tokens": round(forecast.hit_rate, 6),
+            "with_cache": round(forecast.hit_rate_cached, 6),
+            "cache_alone": round(forecast.hit_rate_cold, 6),
+        },
+        "prompt_tokens": forecast.prompt_tokens,
+        "split_tokens": forecast.split_tokens,
+        "left_out": {
+            "under_used": forecast.under_used,
+            "over_budget": forecast.over_budget,
+            "too_deep": forecast.too_deep,
+        },
+        "prefixes": [
+            {
+                "start": one.start,
+                "end": one.end,
+                "requests": one.hits,
+                "saved_tokens": one.hits * (one.end - one.start),
+                "bytes": one.bytes,
+                "preview": _preview(plan, one.last, encoder),
+            }
+            for one in stretches(plan)[:SHOWN]
+        ],
+    }
+
+
+def plan_report(data: dict[str, Any]) -> Report:
+    """A dry run."""
+    plan = data["plan"]
+    table = Table(
+        "What would be stored, by tokens saved",
+        [
+            Column("tokens"),
+            Column("requests", "count"),
+            Column("saved", "count"),
+            Column("size", "bytes"),
+            Column("ends with"),
+        ],
+        [
+            [
+                f"{row['start']}-{row['end']}",
+                row["requests"],
+                row["saved_tokens"],
+                row["bytes"],
+                row["preview"],
+            ]
+            for row in plan["prefixes"]
+        ],
+    )
+    return Report(data, headline=_headline(plan), tables=[table], notes=_notes(plan))
+
+
+def run_json(result: PrewarmResult, seconds: float) -> dict[str, Any]:
+    """The run's own fields of kvtool.prewarm/1; `seconds` is what the run took."""
+    visited = result.tokens_computed + result.tokens_again
+    return {
+        "blocks": result.blocks,
+        "new_blocks": result.new_blocks,
+        "files": result.files,
+        "tokens_computed": result.tokens_computed,
+        "tokens_computed_again": result.tokens_again,
+        "tokens_loaded": result.tokens_loaded,
+        "bytes": result.bytes,
+        "bits_per_element": result.bits_per_element,
+        "kl": result.kl,
+        "seconds": round(seconds, 3),
+        "tokens_per_second": round(visited / seconds, 1) if visited else None,
+        "up_to_date": result.up_to_date,
+    }
+
+
+def run_report(data: dict[str, Any]) -> Report:
+    """A finished run."""
+    plan = data["plan"]
+    if data["up_to_date"]:
+        first = f"{data['out']}: up to date, {data['blocks']:,} blocks"
+    else:
+        first = f"{data['out']}: {data['new_blocks']:,} new blocks, {data['blocks']:,} in all"
+    rate = f", {data['tokens_per_second']:,.0f} tokens/s" if data["tokens_per_second"] else ""
+    table = Table(
+        "",
+        [
+            Column("blocks", "count"),
+            Column("tokens computed", "count"),
+            Column("without sharing", "count"),
+            Column("size", "bytes"),
+            Column("bits/element"),
+            Column("KL"),
+        ],
+        [
+            [
+                data["blocks"],
+                data["tokens_computed"],
+                plan["tokens_unshared"],
+                data["bytes"],
+                f"{data['bits_per_element']:.3f}",
+                "not measured" if data["kl"] is None else f"{data['kl']:.2g}",
+            ]
+        ],
+    )
+    headline = [f"{first} ({data['seconds']:.1f} s{rate})", *_headline(plan)[1:]]
+    return Report(data, headline=headline, tables=[table], notes=_notes(plan))
+
+
+def _headline(plan: dict[str, Any]) -> list[str]:
+    rates = plan["hit_rate"]
+    sharing = plan["tokens"] / plan["tokens_unshared"] if plan["tokens_unshared"] else 1.0
+    return [
+        f"{plan['blocks']:,} blocks, {plan['tokens']:,} tokens to compute instead of "
+        f"{plan['tokens_unshared']:,} without sharing ({sharing:.2f})",
+        f"predicted hit rate on this log: {rates['tokens']:.1%} from the shards, "
+        f"{rates['with_cache']:.1%} with a cache beside them, {rates['cache_alone']:.1%} with the cache alone",
+    ]
+
+
+def _notes(plan: dict[str, Any]) -> list[str]:
+    left = plan["left_out"]
+    reasons = [
+        (left["over_budget"], "are over --budget"),
+        (left["too_deep"], "lie beyond the model's last position"),
+        (left["under_used"], "have fewer users than --min-requests"),
+    ]
+    notes = [f"{count:,} blocks left out: they {reason}" for count, reason in reasons if count]
+    if plan["split_tokens"]:
+        share = plan["split_tokens"] / plan["tokens"]
+        notes.append(
+            f"prompts part inside a block: {plan['split_tokens']:,} tokens ({share:.1%}) are stored twice "
+            "or more; a smaller --block-size stores fewer"
+        )
+    return notes
+
+
+def _preview(plan: Plan, row: int, encoder: PromptEncoder) -> str:
+    rows: list[int] = []
+    while row >= 0 and len(rows) * plan.block_size < PREVIEW:
+        rows.append(row)
+        row = int(plan.parent[row])
+    text = encoder.tokenizer.decode(np.ravel(plan.tokens[rows[::-1]]).tolist())
+    return " ".join(text.split())[-PREVIEW:]
