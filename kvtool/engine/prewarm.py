@@ -70,8 +70,8 @@ def prewarm(
 ) -> PrewarmResult:
     """Make `folder` hold every block of `plan`; blocks that are there already stay as they are.
 
-    `progress` gets the number of the plan's tokens that are stored or computed so far. KvtoolError when the folder is of
-    another model or holds something else, and when the plan is empty.
+    `progress` gets the number of the plan's tokens that are stored or computed so far. KvtoolError when
+    the folder is of another model or holds something else, and when the plan is empty.
     """
     if not len(plan):
         raise KvtoolError("nothing to prewarm: the plan is empty", "lower --min-requests or raise --budget")

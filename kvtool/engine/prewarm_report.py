@@ -163,8 +163,8 @@ def _headline(plan: dict[str, Any]) -> list[str]:
     return [
         f"{plan['blocks']:,} blocks, {plan['tokens']:,} tokens to compute instead of "
         f"{plan['tokens_unshared']:,} without sharing ({sharing:.2f})",
-        f"predicted hit rate on this log: {rates['tokens']:.1%} from the shards, "
-        f"{rates['with_cache']:.1%} with a cache beside them, {rates['cache_alone']:.1%} with the cache alone",
+        f"predicted hit rate on the log: {rates['tokens']:.1%} from the shards, "
+        f"{rates['with_cache']:.1%} with a cache too, {rates['cache_alone']:.1%} with the cache alone",
     ]
 
 

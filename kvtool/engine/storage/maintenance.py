@@ -27,6 +27,9 @@ class Difference:
     changed: list[BlockHash]  # in both, with other bytes or another codec
     same: int
 
+    def __bool__(self) -> bool:
+        return bool(self.fields or self.only_left or self.only_right or self.changed)
+
 
 def diff(left: ShardSet, right: ShardSet) -> Difference:
     """Compare by hash and checksum; no block is read."""

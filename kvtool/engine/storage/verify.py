@@ -25,18 +25,25 @@ class Fault:
 
 
 def verify(folder: Path, progress: Callable[[int], None] = lambda _: None) -> list[Fault]:
-    """All faults of `folder`, in file order; `progress` gets the number of bytes just read.
+    """All faults of `folder`, in file order; `progress` gets the number of bytes read so far.
 
     A manifest or an index that cannot be trusted at all is a KvtoolError, as for `open_shards`.
     """
     manifest = read_manifest(folder)
     rows = read_index(folder, manifest)
     faults = _chains(manifest, rows)
+    total = 0
+
+    def advance(count: int) -> None:
+        nonlocal total
+        total += count
+        progress(total)
+
     by_shard: dict[int, list[BlockRow]] = defaultdict(list)
     for row in rows:
         by_shard[row.shard].append(row)
     for file in manifest.files:
-        faults.extend(_file(folder, file, by_shard[file.number], manifest, progress))
+        faults.extend(_file(folder, file, by_shard[file.number], manifest, advance))
     return faults
 
 
@@ -55,7 +62,7 @@ def _chains(manifest: Manifest, rows: list[BlockRow]) -> list[Fault]:
 
 
 def _file(
-    folder: Path, file: ShardFile, rows: list[BlockRow], manifest: Manifest, progress: Callable[[int], None]
+    folder: Path, file: ShardFile, rows: list[BlockRow], manifest: Manifest, advance: Callable[[int], None]
 ) -> list[Fault]:
     """One pass over a shard file; blocks are judged one by one, so that a bad byte costs one block."""
     path = folder / file.name
@@ -76,7 +83,7 @@ def _file(
         def read(count: int) -> bytes:
             data = handle.read(count)
             digest.update(data)
-            progress(len(data))
+            advance(len(data))
             return data
 
         if read(len(header)) != header:
