@@ -15,6 +15,8 @@ from kvtool.analysis.sessions import infer_sessions, split_sessions
 from kvtool.analysis.workload import Workload, WorkloadBuilder, arrival_order, by_kind, encode
 from kvtool.blocks import DEFAULT_BLOCK_SIZE
 from kvtool.errors import KvtoolError
+from kvtool.logs.reader import Log
+from kvtool.logs.traces import TraceBatch, trace_batches
 from kvtool.requests import Request
 from kvtool.tokens import PromptEncoder, batches
 
@@ -104,7 +106,11 @@ def analyze(
     requests have been read.
     """
     reader = _Reader(load, config)
-    for batch in batches(requests):
+    columns = trace_batches(requests) if isinstance(requests, Log) and not config.where else None
+    for trace in columns or ():
+        reader.read_trace(trace)
+        progress(reader.seen)
+    for batch in batches(requests) if columns is None else ():
         reader.read(batch)
         progress(reader.seen)
     base = reader.builder.finish()
@@ -192,6 +198,11 @@ class _Reader:
             if tokens is not None and self.held_tokens < self.config.held_tokens:
                 self.held.extend(part)
                 self.held_tokens += sum(len(each) for each in tokens)
+
+    def read_trace(self, trace: TraceBatch) -> None:
+        self.seen += len(trace)
+        self.kept += len(trace)
+        self.builder.add_trace(trace)
 
     def held_in_order(self) -> list[Request]:
         order = arrival_order(

@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numba import njit, types
 from numpy.typing import NDArray
 
 from kvtool.analysis.trie import BlockTrie
 from kvtool.blocks import BlockHash, TokenIds, child_hash, namespace
 from kvtool.errors import KvtoolError
+from kvtool.logs.traces import TraceBatch
 from kvtool.requests import Request
 from kvtool.tokens import PromptEncoder, batches
 
@@ -239,6 +241,41 @@ class WorkloadBuilder:
         )
         self._meta.append(pa.record_batch([pa.array(column) for column in columns], schema=META))
 
+    def add_trace(self, batch: TraceBatch) -> None:
+        """One batch of a block-hash trace, as `add` takes its requests."""
+        count = len(batch)
+        self._take_trace(batch.block_size, batch.file, int(batch.rows[0]) if count else 1)
+        offsets = batch.offsets * 2  # an id is two words
+        words = batch.ids.astype("<i8", copy=False).view(np.uint32)
+        models = batch.models or [None] * count
+        tenants = batch.tenants if batch.tenants and not self.share_tenants else [None] * count
+        spaces = array("i")
+        for space in zip(models, tenants, strict=True):
+            spaces.append(self._spaces.setdefault(space, len(self._spaces)))
+        for session in batch.sessions or ():
+            number = -1 if session is None else self._sessions.setdefault(session, len(self._sessions))
+            self._session.append(number)
+        if batch.sessions is None:
+            self._session.frombytes(np.full(count, -1, np.int32).tobytes())
+        for column, values in (
+            (self._arrival, batch.arrival),
+            (self._output, batch.output),
+            (self._prompt, batch.tokens),
+        ):
+            column.frombytes(values.tobytes())
+        whole = np.diff(batch.offsets) * batch.block_size
+        self._partial.frombytes((whole > batch.tokens).astype(np.int8).tobytes())
+        self._space.extend(spaces)
+        self._leaves.append(self._trie.insert(words, offsets, np.array(spaces, np.int32)))
+        rows = pa.array(batch.rows)
+        files = pa.array([batch.file], pa.string()).take(pa.array(np.zeros(count, np.int64)))
+        names = (
+            pc.binary_join_element_wise(files, rows.cast(pa.string()), ":")
+            if batch.names is None
+            else pa.array(batch.names, pa.string())
+        )
+        self._meta.append(pa.record_batch([names, files, rows], schema=META))
+
     def finish(self) -> Workload:
         """The workload of all that was added."""
         arrival = np.array(self._arrival, np.int64)
@@ -265,21 +302,37 @@ class WorkloadBuilder:
             meta=pa.Table.from_batches(self._meta, META).take(order),
         )
 
+    def _take(self, ready_made: bool, file: str, row: int) -> None:
+        """Refuse to mix prompts that are given as block ids with others."""
+        if self.ready_made is None:
+            self.ready_made = ready_made
+        if self.ready_made != ready_made:
+            raise KvtoolError(
+                f"{file}, row {row}: block ids and token prompts in one run",
+                "analyze block-hash traces on their own",
+            )
+
+    def _take_trace(self, block_size: int, file: str, row: int) -> None:
+        """The first trace sets the block size, the others must have the same."""
+        if self.ready_made is None:
+            self.block_size = block_size
+            self._trie = BlockTrie(2)
+        self._take(True, file, row)
+        if block_size != self.block_size:
+            raise KvtoolError(
+                f"{file}, row {row}: blocks of {block_size} tokens after blocks of {self.block_size}",
+                "analyze traces of one block size at a time",
+            )
+
     def _prompts(
         self, requests: Sequence[Request], tokens: Sequence[TokenIds] | None
     ) -> tuple[Sequence[NDArray[np.uint32]], Iterable[int]]:
         """Each prompt's words, and whether its last block is partial; counts prompt tokens on the way."""
         first = requests[0]
-        if self.ready_made is None:
-            self.ready_made = tokens is None
-            if first.block_ids is not None:
-                self.block_size = first.block_ids.block_size
-                self._trie = BlockTrie(2)
-        if self.ready_made != (tokens is None):
-            raise KvtoolError(
-                f"{first.source.file}, row {first.source.row}: block ids and token prompts in one run",
-                "analyze block-hash traces on their own",
-            )
+        if first.block_ids is not None:
+            self._take_trace(first.block_ids.block_size, first.source.file, first.source.row)
+        else:
+            self._take(False, first.source.file, first.source.row)
         if tokens is not None:
             self._prompt.extend(len(prompt) for prompt in tokens)
             return tokens, bytes(len(tokens))

@@ -1,6 +1,6 @@
 """What a log format is: a claim on rows, and the requests of a row."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from kvtool.requests import Request, Source
@@ -15,12 +15,14 @@ class Format:
     """One log format. A fresh object reads each file, so it may keep what later rows refer to.
 
     `rank` decides between formats that claim the same rows: the more particular one is higher.
-    `omits` says what of the prompt's head logs of this format never record (empty: nothing).
+    `looks_ahead` is how many rows `prepare` wants to see. `omits` says what of the prompt's head logs of
+    this format never record (empty: nothing).
     """
 
     name: ClassVar[str]
     rank: ClassVar[int] = 0
     omits: ClassVar[str] = ""
+    looks_ahead: ClassVar[int] = 0
 
     def __init__(self, shared: dict[str, Any] | None = None) -> None:
         """`shared` is one dict for all files of a log, for what one file tells about another."""
@@ -38,6 +40,9 @@ class Format:
     def order(cls, row: Any) -> int:
         """Files of a log are read in the order of this number of their first row, then as they are named."""
         return 0
+
+    def prepare(self, head: Sequence[Any]) -> None:
+        """Look at the first `looks_ahead` rows of the file before it is read."""
 
     def read(self, row: Any, source: Source) -> Iterator[Request]:
         """The requests of one row, in its order; none for a row that is no model call.

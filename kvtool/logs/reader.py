@@ -100,7 +100,7 @@ class Log:
             self.note(f"{timeless} of {requests} requests have no time: they keep their place in the file")
 
     def _file_rows(self, file: LogFile) -> Iterator[Row]:
-        reader = file.format(self._shared)
+        reader = self.reader_of(file)
         held: Row | None = None
         for number, value in file.container.read():
             source = Source(file.path, number)
@@ -120,6 +120,17 @@ class Log:
             late = list(reader.finish())
             self._inspect(late)
             yield Row(held.source, held.value, [*held.requests, *late])
+        self.finished(reader)
+
+    def reader_of(self, file: LogFile) -> Format:
+        """A fresh object that reads one file, told about its first rows if it wants to."""
+        reader = file.format(self._shared)
+        if reader.looks_ahead:
+            reader.prepare(_head(file.container, reader.looks_ahead))
+        return reader
+
+    def finished(self, reader: Format) -> None:
+        """Take over what a file's reader has to say at its end."""
         for reason, place in reader.lost:
             self.skip(reason, place)
         if reader.omitted:
@@ -208,8 +219,8 @@ def _unreadable(path: str, head: Sequence[Any], mapping: Mapping[str, str]) -> K
     return KvtoolError(f"{path}: no known log format", explain(head))
 
 
-def _head(container: Container) -> list[Any]:
-    rows = islice(container.read(), SNIFFED_ROWS)
+def _head(container: Container, count: int = SNIFFED_ROWS) -> list[Any]:
+    rows = islice(container.read(), count)
     return [value for _, value in rows if not isinstance(value, Unreadable)]
 
 
