@@ -43,26 +43,24 @@ class Layer:
         )
 
 
-def probe_layers(module: nn.Module) -> tuple[Layer, ...]:
+def probe_layers(module: nn.Module, where: str) -> tuple[Layer, ...]:
     """The attention layers of a decoder-only model whose implementation is set to PROBE, in order.
 
-    Raises KvtoolError when a layer is missing or cannot be served from a paged cache.
+    KvtoolError, beginning with `where`, when a layer is missing or cannot be served from a paged cache.
     """
     seen: dict[int, Layer] = {}
     device = next(module.parameters()).device
     positions = torch.arange(PROBE_TOKENS, device=device)[None]
-    with torch.inference_mode():
-        module(input_ids=positions + 1, position_ids=positions, use_cache=False, kvtool=seen)
+    try:
+        with torch.inference_mode():
+            module(input_ids=positions + 1, position_ids=positions, use_cache=False, kvtool=seen)
+    except KvtoolError as error:
+        raise KvtoolError(f"{where}: {error.message}", error.hint) from error
     count = int(module.config.get_text_config().num_hidden_layers)  # type: ignore[union-attr, operator]
-    if not seen:
-        raise KvtoolError(
-            f"{type(module).__name__}: its attention does not go through transformers' registry"
-        )
     missing = [index for index in range(count) if index not in seen]
     if missing or len(seen) != count:
         raise KvtoolError(
-            f"{type(module).__name__}: layers {missing or sorted(seen)} of {count} do not attend through "
-            "transformers' registry"
+            f"{where}: layers {missing or sorted(seen)} of {count} do not attend through transformers' registry"
         )
     return tuple(seen[index] for index in range(count))
 

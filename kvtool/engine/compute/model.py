@@ -110,7 +110,7 @@ def load_model(
     module = _load_module(folder, kind, place)
     text = module.config.get_text_config()  # type: ignore[union-attr, operator]
     plain = plain_logits(module, int(text.vocab_size))
-    layers = _make_paged(module)
+    layers = _make_paged(module, str(folder))
     encoder = None
     if any((folder / file).is_file() for file in TOKENIZER_FILES):
         encoder = load_encoder("embedded" if spec == "embedded" else str(folder), chat_template, warn)
@@ -136,6 +136,7 @@ def load_model(
 
 def _load_module(folder: Path, dtype: torch.dtype, device: torch.device) -> nn.Module:
     """The model as plain transformers loads it, in evaluation mode."""
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
 
     safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
@@ -149,7 +150,7 @@ def _load_module(folder: Path, dtype: torch.dtype, device: torch.device) -> nn.M
             module, info = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **safe
             )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise KvtoolError(f"{folder}: {reason}") from error
     for problem in ("missing_keys", "mismatched_keys", "error_msgs"):
@@ -173,10 +174,10 @@ def _no_progress_bar() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _make_paged(module: Any) -> tuple[Layer, ...]:
+def _make_paged(module: Any, where: str) -> tuple[Layer, ...]:
     """Switch the model's attention over and return its layers."""
     module.set_attn_implementation(PROBE)
-    layers = probe_layers(module)
+    layers = probe_layers(module, where)
     module.set_attn_implementation(attention.NAME)
     return layers
 

@@ -16,7 +16,7 @@ MLP_TYPES = {"moe", "mlp", "dense", "sparse"}
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
 RECURRENT = re.compile(
-    r"mamba|ssm|deltanet|linearattention|lightning|rwkv|xlstm|recurrent|shortconv|gla\b", re.I
+    r"Mamba|SSM|DeltaNet|LinearAttention|LightningAttention|Rwkv|xLSTM|Recurrent|ShortConv"
 )
 """Class names of layers that keep a state in place of keys and values."""
 

@@ -1,0 +1,55 @@
+"""Blocks in and out of the arena."""
+
+import pytest
+import torch
+
+from kvtool.engine.compute.arena import Arena, block_bytes
+from kvtool.engine.compute.reads import Keys
+
+
+def filled(model, slots=12, block_size=4):
+    """An arena in which every element says where it is."""
+    arena = Arena(model, slots, block_size)
+    for number, tensor in enumerate((*arena.keys, *arena.values)):
+        tensor.copy_(torch.arange(tensor.numel()).reshape(tensor.shape) + number / 64)
+    return arena
+
+
+@pytest.mark.parametrize("name", ["grouped-query llama", "latent deepseek"])
+def test_blocks_move_between_arenas_unchanged(tiny, name):
+    model = tiny(name).model
+    source, target = filled(model), Arena(model, 5, 4)
+    target.copy_from(source, [7, 0, 11], [4, 1, 2])
+    for ours, theirs in zip((*target.keys, *target.values), (*source.keys, *source.values), strict=True):
+        assert torch.equal(ours[[4, 1, 2]], theirs[[7, 0, 11]])
+    block = source.read_block(7)
+    assert [key.shape[2] for key, _ in block] == [layer.key_dim for layer in model.config.layers]
+    target.write_block(0, block)
+    assert all(torch.equal(target.keys[i][0], source.keys[i][7]) for i in range(3))
+    assert all(torch.equal(target.values[i][0], source.values[i][7]) for i in range(3))
+
+
+def test_reading_gives_copies(tiny):
+    arena = filled(tiny("grouped-query llama").model)
+    before = arena.keys[0][3].clone()
+    arena.read_block(3)[0][0].fill_(-1)
+    arena.read_blocks([3])[0][0].fill_(-1)
+    assert torch.equal(arena.keys[0][3], before)
+
+
+def test_block_bytes_counts_what_is_allocated(tiny):
+    for name in ("grouped-query llama", "latent deepseek"):
+        model = tiny(name).model
+        arena = Arena(model, 6, 8)
+        allocated = sum(tensor.nbytes for tensor in (*arena.keys, *arena.values))
+        assert arena.block_bytes * 6 == allocated == block_bytes(model, 8) * 6
+
+
+def test_tokens_in_place_are_views_and_gathered_ones_are_in_order(tiny):
+    arena = filled(tiny("grouped-query llama").model)
+    keys, values = arena.read_tokens(1, Keys(6, 21))
+    assert keys.data_ptr() == arena.keys[1].flatten(0, 1)[6].data_ptr()
+    assert torch.equal(values, arena.values[1].flatten(0, 1)[6:21].transpose(0, 1))
+    keys, values = arena.read_tokens(1, Keys(1, 7, torch.tensor([9, 2])))
+    expected = torch.cat([arena.keys[1][9], arena.keys[1][2]])[1:7]
+    assert torch.equal(keys, expected.transpose(0, 1)) and values.shape == (2, 6, 8)

@@ -1,0 +1,215 @@
+"""What load_model accepts, what it refuses and how it says so, and what a fingerprint tells apart."""
+
+import json
+import shutil
+
+import pytest
+import torch
+import transformers
+
+from kvtool.engine.compute import fingerprint
+from kvtool.engine.compute.model import load_model
+from kvtool.errors import KvtoolError
+
+SHAPE = {
+    "vocab_size": 99,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 512,
+}
+ROPE = {"rope_theta": 10000.0, "factor": 4.0}
+
+
+def saved(folder, config, kind=transformers.AutoModelForCausalLM.from_config):
+    torch.manual_seed(0)
+    kind(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def llama(tmp_path):
+    return saved(tmp_path / "llama", transformers.LlamaConfig(**SHAPE))
+
+
+def test_layers_are_what_the_model_does(tiny):
+    layers = tiny("mixed gemma3").model.config.layers
+    assert [layer.window for layer in layers] == [20, None, 20]
+    assert {(layer.query_heads, layer.kv_heads, layer.key_dim) for layer in layers} == {(6, 1, 16)}
+    assert tiny("soft-capped gemma2").model.config.layers[0].softcap == 5.0
+    assert tiny("sinks gpt-oss").model.config.layers[1].sinks
+    assert tiny("latent deepseek").model.config.layer_shapes == [(6, 20, 10)] * 3
+    assert tiny("normed qwen3").model.stop_tokens == {1}
+
+
+REFUSED = {
+    "linear attention": (
+        transformers.Qwen3NextConfig(
+            **SHAPE | {"num_hidden_layers": 4},
+            head_dim=16,
+            num_experts=2,
+            num_experts_per_tok=1,
+            moe_intermediate_size=16,
+            shared_expert_intermediate_size=16,
+            linear_num_key_heads=2,
+            linear_num_value_heads=2,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+        ),
+        "layer 0 is a linear_attention layer",
+    ),
+    "state space": (
+        transformers.MambaConfig(vocab_size=99, hidden_size=48, num_hidden_layers=2, state_size=8),
+        "layer 0 is a linear_attention layer",
+    ),
+    "recurrent": (
+        transformers.RwkvConfig(vocab_size=99, hidden_size=48, num_hidden_layers=2, attention_hidden_size=48),
+        "layer 0 .*RwkvBlock",
+    ),
+    "dynamic rope": (
+        transformers.LlamaConfig(**SHAPE, rope_parameters={"rope_type": "dynamic", **ROPE}),
+        "rope_type is 'dynamic'",
+    ),
+    "longrope": (
+        transformers.Phi3Config(
+            **SHAPE,
+            pad_token_id=0,
+            rope_parameters={
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "original_max_position_embeddings": 128,
+                "short_factor": [1.0] * 4,
+                "long_factor": [2.0] * 4,
+            },
+        ),
+        "rope_type is 'longrope'",
+    ),
+    "own attention": (
+        transformers.BloomConfig(vocab_size=99, hidden_size=48, n_layer=2, n_head=6),
+        "BloomForCausalLM does not go through transformers' registry",
+    ),
+    "bidirectional": (
+        transformers.BertConfig(
+            vocab_size=99, hidden_size=48, num_hidden_layers=2, num_attention_heads=6, intermediate_size=64
+        ),
+        "neither causal nor a sliding window",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_models_that_cannot_be_served_are_refused_with_the_reason(tmp_path, case):
+    config, reason = REFUSED[case]
+    folder = saved(tmp_path / "model", config)
+    with pytest.raises(KvtoolError, match=reason) as caught:
+        load_model(str(folder))
+    assert str(folder) in caught.value.message and "\n" not in str(caught.value)
+
+
+def test_encoder_decoder_is_refused(tmp_path):
+    config = transformers.T5Config(vocab_size=99, d_model=48, num_layers=1, num_heads=6, d_ff=64, d_kv=8)
+    folder = saved(tmp_path / "t5", config, transformers.T5ForConditionalGeneration)
+    with pytest.raises(KvtoolError, match="encoder-decoder"):
+        load_model(str(folder))
+
+
+def test_pickled_weights_are_never_loaded(llama):
+    (llama / "model.safetensors").unlink()
+    (llama / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch /tmp/owned'\ntR.")
+    with pytest.raises(KvtoolError, match="no .safetensors weights"):
+        load_model(str(llama))
+
+
+def test_missing_tensors_are_not_made_up(llama):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(llama / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, llama / "model.safetensors", {"format": "pt"})
+    with pytest.raises(KvtoolError, match="missing keys: model.layers.1.mlp.up_proj.weight"):
+        load_model(str(llama))
+
+
+def test_damaged_weights_are_the_users_error(llama):
+    data = (llama / "model.safetensors").read_bytes()
+    (llama / "model.safetensors").write_bytes(data[: len(data) // 2])
+    with pytest.raises(KvtoolError, match="llama"):
+        load_model(str(llama))
+
+
+def test_remote_code_is_not_run(llama):
+    config = json.loads((llama / "config.json").read_text())
+    config |= {"model_type": "homemade", "auto_map": {"AutoConfig": "evil.Config"}}
+    (llama / "config.json").write_text(json.dumps(config))
+    (llama / "evil.py").write_text("raise SystemExit('ran')")
+    with pytest.raises(KvtoolError):
+        load_model(str(llama))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"spec": "/nowhere"}, "--model /nowhere"),
+        ({"dtype": "int3"}, "--dtype int3"),
+        ({"device": "warp"}, "--device warp"),
+        ({"device": "cuda:63"}, "--device cuda:63"),
+    ],
+)
+def test_bad_options(llama, arguments, reason):
+    with pytest.raises(KvtoolError, match=reason):
+        load_model(**{"spec": str(llama), **arguments})
+
+
+def test_a_model_without_tokenizer_says_so_when_asked(llama):
+    model = load_model(str(llama))
+    assert model.name == "llama" and model.fingerprint["tokenizer"] == "none"
+    with pytest.raises(KvtoolError, match="no tokenizer"):
+        _ = model.encoder
+
+
+def test_self_check_catches_a_model_that_is_more_than_its_keys_and_values(llama, monkeypatch):
+    """A model that mixes neighbouring tokens outside attention must not be served from blocks."""
+    from transformers.models.llama import modeling_llama
+
+    honest = modeling_llama.LlamaMLP.forward
+    monkeypatch.setattr(
+        modeling_llama.LlamaMLP, "forward", lambda self, x: honest(self, x) + x.roll(1, dims=1)
+    )
+    with pytest.raises(KvtoolError, match="logits are off by"):
+        load_model(str(llama))
+
+
+def test_fingerprint_names_what_differs(llama, tmp_path):
+    base = load_model(str(llama)).fingerprint
+    moved = shutil.copytree(llama, tmp_path / "elsewhere")
+    assert load_model(str(moved)).fingerprint == base
+
+    assert fingerprint.differences(base, load_model(str(llama), dtype="bf16").fingerprint) == ["dtype"]
+
+    config = json.loads((moved / "config.json").read_text())
+    config["transformers_version"] = "0"
+    (moved / "config.json").write_text(json.dumps(config))
+    assert load_model(str(moved)).fingerprint == base
+    config["rope_parameters"]["rope_theta"] = 5000.0
+    (moved / "config.json").write_text(json.dumps(config))
+    other = load_model(str(moved)).fingerprint
+    assert fingerprint.differences(base, other) == ["config", "rope"] and other["digest"] != base["digest"]
+
+
+def test_changed_weights_are_noticed_and_unchanged_ones_not_read_again(llama, tmp_path, monkeypatch):
+    monkeypatch.setenv("KVTOOL_CACHE", str(tmp_path / "cache"))
+    first = fingerprint.weights_digest(llama)
+    with monkeypatch.context() as patch:
+        patch.setattr(fingerprint.hashlib, "file_digest", lambda *_: pytest.fail("read again"))
+        assert fingerprint.weights_digest(llama) == first
+    path = llama / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert fingerprint.weights_digest(llama) != first
+    (tmp_path / "cache" / "weights-digests.json").write_text("{broken")
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert fingerprint.weights_digest(llama) == first
