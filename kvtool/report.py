@@ -79,10 +79,12 @@ class Table:
 
 @dataclass(slots=True)
 class Report:
-    """What a command returns. Ten lines first: headline, then tables and findings, then notes."""
+    """What a command returns. Ten lines first: headline, then tables and findings, then notes, then
+    `closing`, the line that a reader must not miss."""
 
     data: dict[str, Any]
     headline: list[str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    closing: list[str] = field(default_factory=list)

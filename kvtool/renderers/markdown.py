@@ -15,6 +15,7 @@ def render(report: Report) -> None:
         parts += [_finding(finding) for finding in report.findings]
     if report.notes:
         parts.append("\n".join(f"- {_escape(note)}" for note in report.notes))
+    parts += [_escape(line) for line in report.closing]
     sys.stdout.write("\n\n".join(part for part in parts if part) + "\n")
 
 

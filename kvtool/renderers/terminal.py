@@ -20,6 +20,8 @@ def render(report: Report) -> None:
         _finding(console, finding)
     for note in report.notes:
         console.print(f"[dim]note:[/] {escape(note)}")
+    for line in report.closing:
+        console.print(escape(line))
 
 
 def _table(console: Console, table: Table) -> None:
