@@ -56,6 +56,7 @@ class Engine:
     block_bytes: int
     shards: ShardSet | None
     index: BlockIndex
+    scheduler: Scheduler
     store: BlockStore
     runtime: Runtime
     normalizer: Normalizer | None
@@ -73,6 +74,9 @@ class Engine:
     def close(self, wait: float) -> None:
         """Finish or cancel requests, save what the disk can keep, close files."""
         self.runtime.close(wait)
+        deadline = time.monotonic() + wait
+        while self.scheduler.pool.back_up(BACKED_UP_AT_ONCE) and time.monotonic() < deadline:
+            self.scheduler.execute_moves()
         self.store.close()
 
 
@@ -119,7 +123,9 @@ def build_engine(config: ServeConfig, observer: Observer) -> Engine:
 
     runtime = Runtime(scheduler, config.max_running + config.max_queue, back_up, observer)
     model_id = config.model or model.name
-    return Engine(config, model_id, model, identity, tiers, size, shards, index, store, runtime, normalizer)
+    return Engine(
+        config, model_id, model, identity, tiers, size, shards, index, scheduler, store, runtime, normalizer
+    )
 
 
 def plan_tiers(config: ServeConfig, model: Model, block: int) -> Tiers:

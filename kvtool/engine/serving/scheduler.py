@@ -15,9 +15,10 @@ import numpy as np
 
 from kvtool.blocks import reusable_blocks
 from kvtool.cache.index import BlockIndex
-from kvtool.cache.tiers import Move, TieredPool
+from kvtool.cache.tiers import Move, Tier, TieredLease, TieredPool
 from kvtool.engine.compute.runner import Chunk
 from kvtool.engine.serving.generation import Generation, TokenLogprob
+from kvtool.engine.serving.pins import Pins
 
 Forward = Callable[[Sequence[Chunk]], Any]
 """One packed forward: logits [chunks that want them, vocab]."""
@@ -59,6 +60,7 @@ class Scheduler:
         self.index = index
         self.waiting: deque[Generation] = deque()
         self.running: list[Generation] = []
+        self.pins = Pins(pool)
         self.counts: Counter[str] = Counter()
         self._forward = forward
         self._store = store
@@ -115,7 +117,24 @@ class Scheduler:
                 row += 1
         return True
 
+    def now(self) -> float:
+        """The clock, in seconds."""
+        return self._clock()
+
+    def prefetch(self, nodes: list[int]) -> int:
+        """Bring blocks of a coming prompt up to the device; counts as a use. Returns blocks loaded."""
+        found = len(self.pool.locate(nodes))
+        if not found or not self.pool.device.fits(nodes[:found], found):
+            return 0
+        lease = self.pool.acquire(nodes[:found], found, self._clock())
+        assert lease is not None
+        loaded = len(self._load(lease))
+        self.pool.release(lease)
+        self.counts["prefetched_blocks"] += loaded
+        return loaded
+
     def _admit(self) -> None:
+        self.pins.expire(self._clock())
         self.index.trim(node for request in [*self.waiting, *self.running] for node in request.nodes)
         filling = {
             node
@@ -144,25 +163,33 @@ class Scheduler:
     def _lease(self, request: Generation, most: int) -> bool:
         """Hits, loads and slots for all of the request's tokens; False while there is no room."""
         want = -(-len(request.tokens) // self._size)
-        if not self.pool.device.fits(request.nodes, want, most):
-            return False
+        while not self.pool.device.fits(request.nodes, want, most):
+            if not self.pins.give_way():
+                return False
         lease = self.pool.acquire(request.nodes, want, self._clock(), request.session, most)
         assert lease is not None
+        sources = self._load(lease)
+        request.lease = lease
+        request.computed = (lease.hit + lease.loaded) * self._size
+        if request.cached is not None:  # it was put back: what it finds of itself is no hit
+            self.counts["restored_tokens"] += request.computed
+            return True
+        request.cached = request.computed
+        self.counts["requests"] += 1
+        self.counts["prompt_tokens"] += len(request.prompt)
+        self.counts["hit_tokens_device"] += lease.hit * self._size
+        for tier in sources:
+            self.counts[f"hit_tokens_{tier.name.lower()}"] += self._size
+        return True
+
+    def _load(self, lease: TieredLease) -> list[Tier]:
+        """Read the lease's loads from lower tiers; returns the tiers of the blocks that arrived."""
         self.execute_moves()
-        tiers = [move.source for move in lease.loads]
+        sources = [move.source for move in lease.loads]
         loaded = self._store.load(lease.loads)
         self.pool.settle(lease, loaded)
-        request.lease = lease
-        request.computed = (lease.hit + loaded) * self._size
-        if request.cached is None:
-            request.cached = request.computed
-            self.counts["requests"] += 1
-            self.counts["prompt_tokens"] += len(request.prompt)
-        self.counts["hit_tokens_device"] += lease.hit * self._size
-        for tier in tiers[:loaded]:
-            self.counts[f"hit_tokens_{tier.name.lower()}"] += self._size
-        self.counts["bad_blocks"] += loaded < len(tiers)
-        return True
+        self.counts["bad_blocks"] += loaded < len(sources)
+        return sources[:loaded]
 
     def _plan(self) -> list[tuple[Generation, int]]:
         """(request, tokens to compute) of the next forward: all decodes, then prefill within the budget."""
@@ -191,6 +218,8 @@ class Scheduler:
             if self.pool.extend(request.lease, 1):
                 self.execute_moves()
                 break
+            if self.pins.give_way():
+                continue
             victim = self.running[-1]
             self._put_back(victim)
             if victim is request:

@@ -1,0 +1,170 @@
+"""/kv: look into the cache and steer it. Reading needs a key, changing the admin's."""
+
+import asyncio
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Query, Request
+
+from kvtool.blocks import BlockHash
+from kvtool.cache.pool import Pool
+from kvtool.cache.tiers import Tier
+from kvtool.engine.serving.api import ApiError, EvictRequest, PinRequest, PrefetchRequest
+from kvtool.engine.serving.engine import Engine
+from kvtool.engine.serving.generation import Generation
+from kvtool.engine.serving.intake import Intake
+from kvtool.engine.serving.keys import Keys
+from kvtool.engine.serving.respond import Deltas, submit
+from kvtool.engine.serving.scheduler import Scheduler
+from kvtool.engine.serving.text import Detokenizer, StopFilter
+
+
+def snapshot(engine: Engine) -> dict[str, Any]:
+    """Counts and sizes now. Read from any thread: numbers may be a step apart from each other."""
+    scheduler = engine.scheduler
+    pool = scheduler.pool
+    counts = dict(scheduler.counts)
+    counts["lost_blocks"] = pool.lost
+    counts["collisions"] = engine.index.collisions
+    hits = sum(counts.get(f"hit_tokens_{tier.name.lower()}", 0) for tier in Tier)
+    tiers = {"device": _tier(pool.device)}
+    tiers.update({tier.name.lower(): _tier(lower) for tier, lower in pool.lower.items()})
+    if engine.shards is not None:
+        rows = len(engine.shards.rows)
+        tiers["shards"] = {"capacity": rows, "used": rows, "held": 0}
+    return {
+        "model": engine.model_id,
+        "block_size": engine.index.block_size,
+        "block_bytes": engine.block_bytes,
+        "policy": engine.config.policy,
+        "root": engine.identity.root().hex(),
+        "encoder": engine.model.encoder.fingerprint,
+        "tiers": tiers,
+        "known_blocks": len(engine.index),
+        "running": len(scheduler.running),
+        "waiting": max(engine.runtime.inside - len(scheduler.running), 0),
+        "pins": len(scheduler.pins),
+        "counts": counts,
+        "hit_rate": {"tokens": hits / counts["prompt_tokens"] if counts.get("prompt_tokens") else 0.0},
+    }
+
+
+def _tier(pool: Pool) -> dict[str, int]:
+    owner = pool.state.owner
+    return {
+        "capacity": pool.capacity,
+        "used": int((owner >= 0).sum()),
+        "held": pool.capacity - pool.available(),
+    }
+
+
+def admin_routes(engine: Engine, intake: Intake, keys: Keys) -> APIRouter:
+    """The routes under /kv."""
+    router = APIRouter(prefix="/kv")
+
+    def reader(request: Request) -> None:
+        keys.caller(request.headers.get("authorization"))
+
+    def admin(request: Request) -> None:
+        keys.admin(request.headers.get("authorization"))
+        if not request.headers.get("content-type", "").startswith("application/json"):
+            # no web page can send this type across origins without being asked first
+            raise ApiError(415, "POST application/json")
+
+    @router.get("/stats")
+    async def stats(request: Request) -> dict[str, Any]:
+        reader(request)
+        return snapshot(engine)
+
+    @router.get("/blocks")
+    async def blocks(
+        request: Request,
+        tier: str = Query("device", pattern="^(device|host|disk|shards)$"),
+        offset: int = Query(0, ge=0),
+        limit: int = Query(1000, ge=1, le=10_000),
+    ) -> dict[str, Any]:
+        keys.admin(request.headers.get("authorization"))
+        if tier == "shards":
+            rows = engine.shards.rows if engine.shards is not None else []
+            found = [{"hash": row.hash.hex(), "depth": row.depth} for row in rows]
+            return _page(found, offset, limit)
+        return _page(await _call(engine, lambda s: _blocks(engine, s, Tier[tier.upper()])), offset, limit)
+
+    @router.post("/reset")
+    async def reset(request: Request) -> dict[str, int]:
+        admin(request)
+        return {"dropped": await _call(engine, lambda s: s.pool.clear())}
+
+    @router.post("/evict")
+    async def evict(body: EvictRequest, request: Request) -> dict[str, int]:
+        admin(request)
+
+        def drop(scheduler: Scheduler) -> int:
+            nodes = [engine.index.find(BlockHash(bytes.fromhex(name))) for name in body.hashes]
+            return scheduler.pool.evict([node for node in nodes if node is not None])
+
+        return {"dropped": await _call(engine, drop)}
+
+    @router.post("/prefetch")
+    async def prefetch(body: PrefetchRequest, request: Request) -> dict[str, int]:
+        admin(request)
+        raw = await request.json()
+        prompt = await intake.encode(body.prompt, raw.get("messages"), raw.get("tools") or None)
+        root = engine.root("", None)
+        return {"loaded": await _call(engine, lambda s: s.prefetch(engine.index.chain(prompt, root)))}
+
+    @router.post("/pin")
+    async def pin(body: PinRequest, request: Request) -> dict[str, int]:
+        """Computes what is missing, then holds it."""
+        admin(request)
+        raw = await request.json()
+        prompt = await intake.encode(body.prompt, raw.get("messages"), raw.get("tools") or None)
+        intake.room(prompt)
+        root = engine.root("", None)
+        deltas = Deltas()
+        warmed = Generation(
+            prompt=prompt,
+            root=root,
+            max_tokens=1,
+            choose=lambda logits, _: int(logits.argmax()),
+            emit=lambda delta: deltas.emit(0, delta),
+            ends=frozenset(),
+            detokenizer=Detokenizer(engine.model.encoder.tokenizer),
+            stop=StopFilter([]),
+        )
+        submit(engine.runtime, [warmed])
+        async for _ in deltas.of([warmed]):
+            pass
+        held = await _call(engine, lambda s: s.pins.hold(engine.index.chain(prompt, root), body.ttl, s.now()))
+        return {"blocks": held, "tokens": held * engine.index.block_size}
+
+    return router
+
+
+async def _call(engine: Engine, function: Any) -> Any:
+    future: Future[Any] = engine.runtime.call(function)
+    return await asyncio.wrap_future(future)
+
+
+def _page(found: list[dict[str, Any]], offset: int, limit: int) -> dict[str, Any]:
+    return {"total": len(found), "offset": offset, "blocks": found[offset : offset + limit]}
+
+
+def _blocks(engine: Engine, scheduler: Scheduler, tier: Tier) -> list[dict[str, Any]]:
+    pool = scheduler.pool.device if tier is Tier.DEVICE else scheduler.pool.lower.get(tier)
+    if pool is None:
+        return []
+    state = pool.state
+    nodes = np.flatnonzero(state.slot[: pool.nodes] >= 0)
+    nodes = nodes[np.lexsort((nodes, state.depth[nodes]))]
+    return [
+        {
+            "hash": engine.index.hash_of(node).hex(),
+            "parent": None if state.parent[node] < 0 else engine.index.hash_of(int(state.parent[node])).hex(),
+            "depth": int(state.depth[node]),
+            "uses": int(state.touches[node]),
+            "held": bool(state.pins[node] > 0),
+        }
+        for node in nodes.tolist()
+    ]

@@ -1,0 +1,160 @@
+"""What the API takes: OpenAI's request bodies, checked, and its error shape."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+class ApiError(Exception):
+    """Answered as OpenAI's error object. `code` and `param` as clients match on them."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        kind: str = "invalid_request_error",
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers or {}
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Stops = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=1000)]],
+    BeforeValidator(lambda value: [] if value is None else _as_list(value)),
+    Field(max_length=16),
+]
+Bias = dict[str, Annotated[float, Field(ge=-100, le=100)]]
+
+
+class _Body(BaseModel):
+    """An option that we do not know is an error, not ignored: it might change the answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class StreamOptions(_Body):
+    """include_usage: a last chunk with the token counts."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class _Common(_Body):
+    """Fields of both kinds of completion. The last group is accepted and has no effect here."""
+
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = Field(1, ge=1, le=16)
+    stop: Stops = []
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    frequency_penalty: float = Field(0, ge=-2, le=2)
+    presence_penalty: float = Field(0, ge=-2, le=2)
+    logit_bias: Bias | None = None
+    ignore_eos: bool = False
+    cache_salt: str | None = Field(None, max_length=256)
+    prompt_cache_key: str | None = Field(None, max_length=256)
+
+    user: str | None = None
+    safety_identifier: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+
+
+class ResponseFormat(_Body):
+    """Only plain text; constrained decoding is not offered yet and must not be pretended."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+
+
+class Message(BaseModel):
+    """A chat message; other fields travel to the chat template as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[dict[str, Any] | str] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class FunctionTool(BaseModel):
+    """The function of a tool."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(min_length=1)
+
+
+class Tool(BaseModel):
+    """A tool that the model may call."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class ChatRequest(_Common):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    response_format: ResponseFormat | None = None
+
+
+class CompletionRequest(_Common):
+    """POST /v1/completions. `prompt` is text, token ids, or a list with one of either."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    max_tokens: int | None = Field(16, ge=1)
+    logprobs: int | None = Field(None, ge=0, le=5)
+    echo: bool = False
+    suffix: str | None = None
+    best_of: int | None = None
+
+
+class PinRequest(_Body):
+    """POST /kv/pin: keep the full blocks of a prompt resident for `ttl` seconds."""
+
+    prompt: str | list[int] | None = None
+    messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    ttl: float = Field(3600, gt=0, le=30 * 86400)
+
+
+class PrefetchRequest(_Body):
+    """POST /kv/prefetch: bring a prompt's blocks up into the host tier."""
+
+    prompt: str | list[int] | None = None
+    messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+
+
+class EvictRequest(_Body):
+    """POST /kv/evict: drop blocks, named by their hashes, and all below them."""
+
+    hashes: list[Annotated[str, Field(pattern="^[0-9a-f]{32}$")]] = Field(min_length=1, max_length=10_000)

@@ -1,0 +1,31 @@
+"""From a request's sampling fields to the function that picks its tokens."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kvtool.engine.compute.sampler import Sampling, sample
+from kvtool.engine.serving.generation import Choose
+
+
+def chooser(
+    sampling: Sampling,
+    bias: dict[int, float] | None = None,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+) -> Choose:
+    """Penalties count the answer's tokens, as OpenAI defines them; the bias is added to the logits."""
+    if not bias and not frequency_penalty and not presence_penalty:
+        return lambda logits, generated: sample(logits, sampling, len(generated))
+
+    def choose(logits: Tensor, generated: Sequence[int]) -> int:
+        edited = logits.float().cpu().clone()
+        if bias:
+            edited[torch.tensor(list(bias))] += torch.tensor(list(bias.values()))
+        for token, count in Counter(generated).items():
+            edited[token] -= frequency_penalty * count + presence_penalty
+        return sample(edited, sampling, len(generated))
+
+    return choose

@@ -1,0 +1,167 @@
+"""From a checked body to generations: prompt tokens, limits, sampling."""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from kvtool.blocks import TokenIds
+from kvtool.engine.compute.sampler import Sampling
+from kvtool.engine.serving.api import ApiError, ChatRequest, CompletionRequest
+from kvtool.engine.serving.choosing import chooser
+from kvtool.engine.serving.engine import Engine
+from kvtool.engine.serving.generation import Delta, Generation
+from kvtool.engine.serving.text import Detokenizer, StopFilter
+from kvtool.errors import KvtoolError
+from kvtool.requests import Request, Source
+
+Emit = Callable[[int, Delta], None]
+"""Gets (number of the choice, what it adds), in the scheduler's thread."""
+
+NOWHERE = Source("request", 1)
+
+
+class Intake:
+    """Makes generations for one engine. Tokenizing has one thread: the tokenizer has a cache and no lock."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvtool-tokenizer")
+
+    def close(self) -> None:
+        """End the tokenizer's thread."""
+        self._thread.shutdown()
+
+    def check_model(self, name: str) -> None:
+        """404 for a model that is not served here."""
+        if name not in (self._engine.model_id, self._engine.model.name):
+            raise ApiError(
+                404,
+                f"The model `{name}` does not exist. This server has `{self._engine.model_id}`.",
+                code="model_not_found",
+                param="model",
+            )
+
+    async def encode(
+        self, prompt: str | list[int] | None, messages: list[Any] | None, tools: list[Any] | None
+    ) -> TokenIds:
+        """Token ids of a text, of ids, or of a chat, uint32 [n]; 400 when they cannot be a prompt."""
+        if isinstance(prompt, list):
+            vocab = self._engine.model.config.vocab
+            if any(not 0 <= token < vocab for token in prompt):
+                raise ApiError(400, f"prompt: token ids must be between 0 and {vocab - 1}", param="prompt")
+            return np.array(prompt, np.uint32)
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, self._encode, prompt, messages, tools)
+        except KvtoolError as error:
+            raise ApiError(400, str(error), param="messages" if messages else "prompt") from error
+        except UnicodeEncodeError as error:
+            raise ApiError(400, "the prompt holds a lone surrogate, which is no text") from error
+
+    def _encode(self, text: str | None, messages: list[Any] | None, tools: list[Any] | None) -> TokenIds:
+        if messages is not None and self._engine.normalizer is not None:
+            messages, tools = self._engine.normalizer.apply(messages, tools)
+        request = Request("", NOWHERE, messages=messages, tools=tools, text=text)
+        return self._engine.model.encoder.encode([request])[0]
+
+    def chat(
+        self, body: ChatRequest, prompt: TokenIds, tenant: str, session: str | None, emit: Emit
+    ) -> list[Generation]:
+        """One generation for each of n choices."""
+        top = None
+        if body.logprobs:
+            top = body.top_logprobs or 0
+        elif body.top_logprobs is not None:
+            raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+        if body.response_format is not None and body.response_format.type != "text":
+            raise ApiError(
+                400,
+                f"response_format {body.response_format.type} is not supported: answers are not constrained",
+                param="response_format",
+            )
+        if body.tool_choice not in (None, "none", "auto"):
+            raise ApiError(
+                400, "tool_choice must be none or auto: calls cannot be forced", param="tool_choice"
+            )
+        wanted = body.max_completion_tokens or body.max_tokens
+        return self._generations(body, [prompt], wanted, top, tenant, session, emit)
+
+    def completion(
+        self,
+        body: CompletionRequest,
+        prompts: Sequence[TokenIds],
+        tenant: str,
+        session: str | None,
+        emit: Emit,
+    ) -> list[Generation]:
+        """One generation for each of n choices of each prompt."""
+        if body.echo or body.suffix or body.best_of not in (None, 1, body.n):
+            raise ApiError(400, "echo, suffix and best_of are not supported")
+        return self._generations(body, prompts, body.max_tokens, body.logprobs, tenant, session, emit)
+
+    def _generations(
+        self,
+        body: ChatRequest | CompletionRequest,
+        prompts: Sequence[TokenIds],
+        wanted: int | None,
+        top_logprobs: int | None,
+        tenant: str,
+        session: str | None,
+        emit: Emit,
+    ) -> list[Generation]:
+        engine, model = self._engine, self._engine.model
+        root = engine.root(tenant, body.cache_salt)
+        bias = self._bias(body.logit_bias)
+        seed = secrets.randbits(63) if body.seed is None else body.seed
+        made: list[Generation] = []
+        for prompt in prompts:
+            room = self.room(prompt)
+            for _ in range(body.n):
+                number = len(made)
+                sampling = Sampling(
+                    temperature=1.0 if body.temperature is None else body.temperature,
+                    top_k=max(body.top_k or 0, 0),
+                    top_p=1.0 if body.top_p is None else body.top_p,
+                    min_p=body.min_p or 0.0,
+                    seed=(seed + number) % (1 << 64),
+                )
+                generation = Generation(
+                    prompt=prompt,
+                    root=root,
+                    max_tokens=min(wanted or room, room),
+                    choose=chooser(sampling, bias, body.frequency_penalty, body.presence_penalty),
+                    emit=lambda delta, number=number: emit(number, delta),  # type: ignore[misc]
+                    ends=frozenset() if body.ignore_eos else model.stop_tokens,
+                    detokenizer=Detokenizer(model.encoder.tokenizer),
+                    stop=StopFilter(body.stop),
+                    session=session,
+                    top_logprobs=top_logprobs,
+                )
+                made.append(generation)
+        return made
+
+    def room(self, prompt: TokenIds) -> int:
+        """Most tokens that can follow `prompt`; 400 if there is no room for one."""
+        longest = self._engine.longest
+        if not len(prompt):
+            raise ApiError(400, "the prompt is empty", param="prompt")
+        if len(prompt) >= longest:
+            raise ApiError(
+                400,
+                f"This server's maximum context length is {longest} tokens; the prompt has {len(prompt)}.",
+                code="context_length_exceeded",
+                param="messages",
+            )
+        return longest - len(prompt)
+
+    def _bias(self, given: dict[str, float] | None) -> dict[int, float]:
+        bias: dict[int, float] = {}
+        for key, value in (given or {}).items():
+            if not key.isdecimal() or int(key) >= self._engine.model.config.vocab:
+                raise ApiError(400, f"logit_bias: '{key}' is not a token id", param="logit_bias")
+            bias[int(key)] = value
+        return bias

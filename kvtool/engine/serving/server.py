@@ -1,0 +1,135 @@
+"""The HTTP application: OpenAI's endpoints, health, metrics, and the cache's own under /kv."""
+
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from kvtool import __version__
+from kvtool.engine.serving.admin import admin_routes, snapshot
+from kvtool.engine.serving.answers import ChatAnswer, TextAnswer
+from kvtool.engine.serving.api import ApiError, ChatRequest, CompletionRequest
+from kvtool.engine.serving.engine import Engine
+from kvtool.engine.serving.intake import Intake
+from kvtool.engine.serving.keys import Keys
+from kvtool.engine.serving.limits import BodyLimit
+from kvtool.engine.serving.metrics import Metrics
+from kvtool.engine.serving.respond import Deltas, respond
+
+MOST_PROMPTS = 64
+"""Prompts in one /v1/completions request."""
+
+
+def create_app(engine: Engine, metrics: Metrics, keys: Keys) -> FastAPI:
+    """The application; its end finishes or cancels requests and closes the engine."""
+    intake = Intake(engine)
+    metrics.watch(lambda: snapshot(engine))
+    started = int(time.time())
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        intake.close()
+        engine.close(engine.config.drain)
+
+    app = FastAPI(title="kvtool serve", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.add_middleware(BodyLimit, limit=engine.config.body_limit)
+    _answer_errors(app)
+
+    def caller(request: Request) -> str:
+        return keys.caller(request.headers.get("authorization")).tenant
+
+    def session(request: Request, body: ChatRequest | CompletionRequest) -> str | None:
+        return request.headers.get("x-session-id") or body.prompt_cache_key or body.user
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        healthy = engine.runtime.healthy
+        return JSONResponse({"status": "ok" if healthy else "unavailable"}, 200 if healthy else 503)
+
+    @app.get("/metrics")
+    async def metrics_text() -> Response:
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> dict[str, Any]:
+        caller(request)
+        return {"object": "list", "data": [_model(engine, started)]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str, request: Request) -> dict[str, Any]:
+        caller(request)
+        intake.check_model(name)
+        return _model(engine, started)
+
+    @app.post("/v1/chat/completions")
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        tenant = caller(request)
+        intake.check_model(body.model)
+        raw = await request.json()  # tools and messages go to the template with their keys as they came
+        prompt = await intake.encode(None, raw["messages"], raw.get("tools") or None)
+        deltas = Deltas()
+        generations = intake.chat(body, prompt, tenant, session(request, body), deltas.emit)
+        tools = bool(body.tools) and body.tool_choice != "none"
+        decode = engine.model.encoder.tokenizer.decode
+        answer = ChatAnswer(_id("chatcmpl"), int(time.time()), body.model, body.n, tools, decode)
+        return await respond(request, engine.runtime, body, generations, deltas, answer)
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        tenant = caller(request)
+        intake.check_model(body.model)
+        given: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
+        if given and isinstance(given[0], int):
+            given = [given]
+        if not 1 <= len(given) <= MOST_PROMPTS:
+            raise ApiError(400, f"prompt: between 1 and {MOST_PROMPTS} prompts", param="prompt")
+        prompts = [await intake.encode(prompt, None, None) for prompt in given]
+        deltas = Deltas()
+        generations = intake.completion(body, prompts, tenant, session(request, body), deltas.emit)
+        decode = engine.model.encoder.tokenizer.decode
+        answer = TextAnswer(_id("cmpl"), int(time.time()), body.model, len(generations), decode)
+        return await respond(request, engine.runtime, body, generations, deltas, answer)
+
+    app.include_router(admin_routes(engine, intake, keys))
+    return app
+
+
+def _model(engine: Engine, created: int) -> dict[str, Any]:
+    return {
+        "id": engine.model_id,
+        "object": "model",
+        "created": created,
+        "owned_by": "kvtool",
+        "max_model_len": engine.longest,
+    }
+
+
+def _id(kind: str) -> str:
+    return f"{kind}-{secrets.token_hex(12)}"
+
+
+def _answer_errors(app: FastAPI) -> None:
+    """All errors in OpenAI's shape."""
+
+    @app.exception_handler(ApiError)
+    async def api_error(_: Request, error: ApiError) -> JSONResponse:
+        return JSONResponse(error.body, error.status, error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def bad_body(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        place = [str(part) for part in first["loc"] if part != "body"]
+        message = f"{'.'.join(place)}: {first['msg']}" if place else str(first["msg"])
+        return JSONResponse(ApiError(400, message, param=place[0] if place else None).body, 400)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(_: Request, error: HTTPException) -> JSONResponse:
+        shaped = ApiError(error.status_code, str(error.detail), headers=dict(error.headers or {}))
+        return JSONResponse(shaped.body, shaped.status, shaped.headers)
