@@ -14,7 +14,7 @@ from kvtool.lint.corpus import Corpus, arrival_order, readable
 from kvtool.lint.price import Pricer, replayed
 from kvtool.lint.remedy import slot_candidate
 from kvtool.lint.repair import Repair
-from kvtool.lint.rule import Candidate, CorpusRule, SlotRule
+from kvtool.lint.rule import Candidate, CorpusRule, Rule, SlotRule
 from kvtool.lint.rules import RULES
 from kvtool.prompts.edits import Edit
 from kvtool.prompts.normalizer import Normalizer
@@ -58,7 +58,7 @@ def examine(requests: Sequence[Request], encoder: PromptEncoder, block_size: int
 
 
 def _candidates(corpus: Corpus) -> Iterable[Candidate]:
-    rules = sorted((RULES.load(name) for name in RULES.names()), key=lambda rule: rule.code)
+    rules = sorted((RULES.load(name) for name in RULES.names()), key=_turn)
     for slot in corpus.slots:
         for rule in rules:
             if isinstance(rule, SlotRule) and rule.claims(slot, corpus):
@@ -67,6 +67,11 @@ def _candidates(corpus: Corpus) -> Iterable[Candidate]:
     for rule in rules:
         if isinstance(rule, CorpusRule):
             yield from rule.candidates(corpus)
+
+
+def _turn(rule: Rule) -> tuple[bool, str]:
+    """Rules claim slots in the order of their codes; the one that claims everything comes last."""
+    return rule.code == "KV100", rule.code
 
 
 def _merged(candidates: Iterable[Candidate]) -> list[Candidate]:

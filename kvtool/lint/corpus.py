@@ -39,6 +39,14 @@ class Corpus:
             for slot in find_slots(agent, head_strings(self.prompts, members))
         ]
 
+    def conversations(self, slot: Slot) -> set[int]:
+        """The conversations in which `slot` has a value."""
+        return {self.conversation[index] for index in slot.places}
+
+    def has_steps(self, slot: Slot) -> bool:
+        """Whether some conversation has two requests with the slot."""
+        return len(self.conversations(slot)) < len(slot.places)
+
     def first(self, indices: Sequence[int]) -> int:
         """The index that stands first in the log."""
         return min(indices)

@@ -17,11 +17,10 @@ LONGEST_NOTE = 120
 def slot_candidate(rule: SlotRule, slot: Slot, corpus: Corpus) -> Candidate:
     """The candidate for a slot that `rule` claims."""
     values = slot.values()
-    reference = next(slot.places[index].value for index in corpus.order if index in slot.places)
     repair = Repair()
     for index, place in slot.places.items():
-        if place.value != reference:
-            repair.texts[index].append((place.path, place.start, place.end, reference))
+        if place.value:  # taken out, not frozen: a shared value would count as tokens saved
+            repair.texts[index].append((place.path, place.start, place.end, ""))
     first = corpus.first([index for index, place in slot.places.items() if place.value])
     place = slot.places[first]
     edit = slot_edit(rule, slot, corpus)

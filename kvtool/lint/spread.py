@@ -2,6 +2,7 @@
 
 from kvtool.lint.corpus import Corpus
 from kvtool.prompts.slots import Slot
+from kvtool.prompts.values import number
 
 
 def constant_in_sessions(slot: Slot, corpus: Corpus, part: float = 0.95) -> bool:
@@ -17,6 +18,26 @@ def changes_in_sessions(slot: Slot, corpus: Corpus, part: float = 0.5) -> bool:
     """Whether the value is another one at most steps of a conversation (or there are no steps to see)."""
     same, changed = _steps(slot, corpus)
     return changed >= part * (same + changed)
+
+
+def drifts(slot: Slot, corpus: Corpus, part: float = 0.8) -> bool:
+    """Whether numbers go one way, by less than they are, at most steps of conversations."""
+    last: dict[int, float] = {}
+    rises = falls = jumps = 0
+    for index in corpus.order:
+        place = slot.places.get(index)
+        value = None if place is None else number(place.value)
+        if value is None:
+            continue
+        conversation = corpus.conversation[index]
+        if conversation in last:
+            change = value - last[conversation]
+            jumps += abs(change) > 10 * max(abs(last[conversation]), 1)
+            rises += change > 0
+            falls += change < 0
+        last[conversation] = value
+    steps = rises + falls
+    return steps > 0 and max(rises, falls) >= part * steps and jumps <= (1 - part) * steps
 
 
 def unique_share(slot: Slot) -> float:

@@ -140,17 +140,24 @@ def _without_coincidences(literals: list[str], texts: Sequence[str]) -> list[str
             literals = [literals[0], *inner[:shortest], *inner[shortest + 1 :], literals[-1]]
             continue
         widths = [max(end - start for start, end in ends) for ends in zip(*found, strict=True)]
+        blocks = [
+            any("\n" in text[start:end].strip() for text, (start, end) in zip(texts, ends, strict=False))
+            for ends in zip(*found, strict=True)
+        ]
         for index, (left, right) in enumerate(pairwise(widths), start=1):
-            if not _meaningful(literals[index], left, right):
+            in_block = blocks[index - 1] and blocks[index]
+            if not _meaningful(literals[index], left, right, in_block):
                 del literals[index]
                 break
         else:
             return literals
 
 
-def _meaningful(literal: str, left: int, right: int) -> bool:
+def _meaningful(literal: str, left: int, right: int, in_block: bool) -> bool:
+    if in_block:  # between varying lines, lines that happen to agree
+        return len(literal) >= 0.5 * (left + right)
     if len(literal) >= KEEP_LITERAL:
         return len(literal) >= 0.05 * min(left, right)
-    if "\n" in literal:  # the label that opens the next line
+    if re.search(r"\n\W*\w{3}", literal):  # the label that opens the next line
         return len(literal) >= 0.1 * min(left, right)
     return len(literal) >= 0.125 * (left + right) and re.search(r"[^\W\d_]{3}", literal) is not None

@@ -63,6 +63,10 @@ class Slot:
         """The stable text of the slot's own line, before and after it."""
         return self.before.rsplit("\n", 1)[-1], self.after.split("\n", 1)[0]
 
+    def stable_after(self) -> int:
+        """Stable characters of the field behind the slot."""
+        return sum(map(len, self.skeleton.literals[self.number + 1 :]))
+
     def template(self, name: str) -> str:
         """The slot's line as people read it: `Current time: {clock-time}`."""
         before, after = self.line()
@@ -170,6 +174,10 @@ def widened(skeleton: Skeleton, variants: Sequence[str]) -> Skeleton:
 
 def _value_around(text: str, start: int, end: int, stamps: Sequence[tuple[int, int]]) -> tuple[int, int]:
     """[start, end) grown over the timestamp it is part of, else over the word it is part of."""
+    while start < end and text[start].isspace():
+        start += 1
+    while start < end and text[end - 1].isspace():
+        end -= 1
     for first, last in stamps:
         if first < end and start < last:
             return min(first, start), max(last, end)
