@@ -111,9 +111,9 @@ def run(config: Config) -> "Report":
             say(5, f"{config.requests} prompts of {normalized.name}, each cold (salted), then warm")
             for pair in compare(url, "embedded", openings(normalized, config.requests), config.max_tokens):
                 tell(
-                    f"{pair.request}: {pair.warm.cached_tokens:,} of {pair.cold.prompt_tokens:,} tokens cached; "
-                    f"first token {pair.cold.first_token:.2f} s -> {pair.warm.first_token:.3f} s"
+                    f"{pair.request}: {pair.warm.cached_tokens:,} of {pair.cold.prompt_tokens:,} tokens cached"
                 )
+                tell(f"first token {pair.cold.first_token:.2f} s -> {pair.warm.first_token:.3f} s")
                 pairs.append(pair)
     return summarize(log, codes, fixed, warmed, pairs)
 
