@@ -25,7 +25,9 @@ from kvtool.tokens import PromptEncoder
 ERROR, WARNING = 0.05, 0.005
 """Lost tokens over prompt tokens from which a finding is an error, a warning."""
 NOISE = 0.0005
-"""Below this share, or below one block, a finding is not reported: the cause is there and costs nothing."""
+"""Below this share a finding is not reported: the cause is there and costs nothing."""
+ROUNDING = 1.5
+"""Blocks that each distinct value must cost: less is where the value's own tokens and the block grid fall."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +102,15 @@ def _price(candidates: Sequence[Candidate], pricer: Pricer) -> list[Priced]:
             after = pricer.repaired(together).saved_tokens
             gain[number] = max(gain[number], after - before)
             before = after
-    least = max(pricer.block_size, NOISE * pricer.base.prompt_tokens)
+    floor = NOISE * pricer.base.prompt_tokens
+    least = [max(floor, ROUNDING * pricer.block_size * candidate.distinct) for candidate in candidates]
     return [
         Priced(
             _finding(candidate, gain[number], alone[number], pricer),
             tuple(candidate.edits),
         )
         for number, candidate in enumerate(candidates)
-        if gain[number] >= least
+        if gain[number] >= least[number]
     ]
 
 

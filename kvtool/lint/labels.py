@@ -17,8 +17,8 @@ SESSION = re.compile(
 )
 ENVIRONMENT = re.compile(
     r"\b(cwd|working dir\w*|current dir\w*|director(?:y|ies)|folder|project|repo(?:sitory)?|git|branch|"
-    r"commit|head|host(?:name)?|machine|platform|operating system|os|shell|kernel|uname|files?|tree|environment|env|"
-    r"version|python|node|path|status|open tabs?)\b",
+    r"commit|head|host(?:name)?|machine|platform|operating system|os|shell|kernel|uname|files?|tree|"
+    r"environment|env|version|python|node|path|status|open tabs?)\b",
     re.I,
 )
 COUNTER = re.compile(

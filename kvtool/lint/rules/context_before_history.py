@@ -17,6 +17,11 @@ NOTES = (
 )
 
 
+ANSWER = (
+    "No, your bag is late. It was scanned in Chicago this morning and comes with the next flight tonight."
+)
+
+
 class ContextBeforeHistory:
     """Names large blocks of text that change during conversations or are labelled as memory or documents."""
 
@@ -35,7 +40,7 @@ class ContextBeforeHistory:
             [
                 chat(
                     f"{AGENT}\n\n# Notes\n{note}\n\nAnswer from the notes.",
-                    ["Is it lost?", "No, it is late."] * n + ["And?"],
+                    ["Is it lost?", ANSWER] * n + ["And?"],
                     session="a",
                     time=n,
                 )
