@@ -14,6 +14,7 @@ LARGE = 60
 NOTES = (
     "Bags over 23 kilograms cost 50 dollars on flights inside the country.",
     "A lost bag is searched for during 21 days; then the customer is paid.",
+    "On arrival, late bags are driven to the customer's address at no cost.",
 )
 
 
@@ -40,7 +41,7 @@ class ContextBeforeHistory:
             [
                 chat(
                     f"{AGENT}\n\n# Notes\n{note}\n\nAnswer from the notes.",
-                    ["Is it lost?", ANSWER] * n + ["And?"],
+                    ["Is it lost?", ANSWER, "Where is it?", ANSWER, "And then?"][: 1 + 2 * n],
                     session="a",
                     time=n,
                 )
