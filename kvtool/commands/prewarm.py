@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvtool.blocks import DEFAULT_BLOCK_SIZE
 from kvtool.engine.storage.codecs import CODECS
 from kvtool.errors import KvtoolError
 from kvtool.logs.formats import FORMATS
@@ -66,7 +65,7 @@ class Config:
 @click.option(
     "--chat-template", default=Config.chat_template, show_default=True, help="auto, chatml-tools or a file."
 )
-@click.option("--block-size", type=click.IntRange(1), help=f"Tokens per block [{DEFAULT_BLOCK_SIZE}].")
+@click.option("--block-size", type=click.IntRange(1), help="Tokens per block [32, or the analysis' own].")
 @click.option("--share-tenants", is_flag=True, help="Let requests of different tenants share blocks.")
 @click.option("--budget", type=Size(), help="Bytes that the blocks may take, such as 2GiB [no limit].")
 @click.option(
@@ -151,6 +150,7 @@ def load_workload(config: Config, model: "Model", notes: list[str]) -> "Workload
     """The log's blocks as the model would see them; `notes` gets what the log's reader says."""
     from kvtool.analysis.store import load_analysis, load_document
     from kvtool.analysis.workload import build_workload
+    from kvtool.blocks import DEFAULT_BLOCK_SIZE
     from kvtool.logs.reader import open_log
 
     if config.analysis is None:

@@ -47,7 +47,8 @@ def listing(shards: ShardSet) -> Report:
     }  # fmt: skip
     headline = [
         f"{shards.folder}: {len(shards.rows):,} blocks of {identity.shape.block_size} tokens "
-        f"for {identity.name} ({identity.shape.dtype}){'' if manifest.complete else ', unfinished: run prewarm again'}"
+        f"for {identity.name} ({identity.shape.dtype})"
+        + ("" if manifest.complete else ", unfinished: run prewarm again")
     ]
     files = Table(
         "Files",

@@ -1,0 +1,69 @@
+"""A model directory that is complete and tiny: random Llama weights, a byte-level tokenizer, ChatML marks."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder for `--model`: 2 layers, 2 KV heads, head_dim 8, 1,024 positions; one token a byte."""
+    import torch
+    import transformers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    folder = tmp_path_factory.mktemp("model") / "tiny-llama"
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({char: number for number, char in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    marks = ["<|im_start|>", "<|im_end|>"]
+    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
+    config = transformers.LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=1024,
+        initializer_range=0.2,
+        bos_token_id=256,
+        eos_token_id=257,
+        pad_token_id=257,
+    )
+    torch.manual_seed(11)
+    transformers.utils.logging.disable_progress_bar()
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": marks[1], "bos_token": marks[0]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def branching_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A chat log of 10 requests: one long system prompt, three topics with turns of their own."""
+    system = "You answer questions about trains, planes and ships. " * 8
+    topics = ["trains run on rails and ", "planes fly over the sea and ", "ships carry grain and "]
+    path = tmp_path_factory.mktemp("log") / "chat.jsonl"
+    rows = []
+    for number in range(10):
+        topic = topics[number % 3]
+        messages = [
+            {"role": "system", "content": system},
+            {"role": "user", "content": topic * 5},
+            {"role": "assistant", "content": f"As for {topic * 2}I know."},
+            {"role": "user", "content": f"Question {number}?"},
+        ]
+        rows.append(
+            {
+                "model": "tiny",
+                "messages": messages,
+                "timestamp": 1700000000 + number,
+                "session_id": f"s{number}",
+            }
+        )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
