@@ -4,11 +4,14 @@ from importlib import import_module
 
 from kvtool.errors import KvtoolError
 
+PACKAGES = ("torch", "fastapi", "httpx", "prometheus_client", "uvicorn")
+
 
 def require_engine(command: str) -> None:
-    """KvtoolError where torch is not installed."""
+    """KvtoolError where torch or the server's packages are not installed."""
     try:
-        import_module("torch")
+        for name in PACKAGES:
+            import_module(name)
     except ImportError as error:
         raise KvtoolError(
             f"kvtool {command} needs the engine, which is not installed ({error})",

@@ -1,0 +1,78 @@
+"""Run the server: bind, load, say that it is ready, drain on SIGTERM."""
+
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+
+from kvtool.engine.serving.config import ServeConfig
+from kvtool.engine.serving.engine import Engine, build_engine
+from kvtool.engine.serving.keys import LOOPBACK, Keys
+from kvtool.engine.serving.metrics import Metrics
+from kvtool.engine.serving.server import create_app
+from kvtool.errors import KvtoolError
+
+log = logging.getLogger("kvtool.serve")
+
+Ready = Callable[[str, Engine], None]
+"""Told the server's address once it answers."""
+
+
+def serve(config: ServeConfig, ready: Ready) -> None:
+    """Serve until SIGTERM or SIGINT, then finish what runs. KvtoolError when it cannot start."""
+    keys = Keys.load(config.api_key_file, config.host)
+    if config.api_key_file is None and config.host not in LOOPBACK:
+        log.warning("%s is open to others and no --api-key-file is given: /kv cannot be changed", config.host)
+    listening = bind(config.host, config.port)
+    metrics = Metrics()
+    try:
+        engine = build_engine(config, metrics)
+    except BaseException:
+        listening.close()
+        raise
+    app = create_app(engine, metrics, keys)
+    port = listening.getsockname()[1]
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    server = Server(app, config, lambda: ready(f"http://{host}:{port}", engine))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # uvicorn raises them again when it has drained
+    server.run(sockets=[listening])
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. KvtoolError when the address is taken."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+    except (OSError, OverflowError) as error:
+        raise KvtoolError(
+            f"cannot listen on {host}:{port}: {error}", "choose another --host or --port"
+        ) from error
+    return listening
+
+
+class Server(uvicorn.Server):  # type: ignore[misc]
+    """uvicorn that tells when it is ready, and drains for as long as the configuration says."""
+
+    def __init__(self, app: Any, config: ServeConfig, ready: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=max(int(config.drain), 1),
+            )
+        )
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then call `ready`."""
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
