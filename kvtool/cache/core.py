@@ -5,6 +5,7 @@ and, one request at a time, by the runtime's `Pool`. A block is evictable when i
 pinned, and has no resident child in this tier; exactly those blocks are in the heap.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,7 @@ class State(NamedTuple):
     last: NDArray[np.float64]  # [n] seconds of the last touch
     turn: NDArray[np.int64]  # [n] ordinal of the request that touched it last
     sharers: NDArray[np.uint64]  # [n] one bit per session, hashed: see sharer_estimate
+    stay: NDArray[np.float64]  # [n] uses since it became resident
     slot: NDArray[np.int32]  # [n] -1 when not resident
     pins: NDArray[np.int32]  # [n] leases that hold it
     kids: NDArray[np.int32]  # [n] resident children
@@ -56,6 +58,7 @@ def new_state(nodes: int, slots: int, parameters: NDArray[np.float64]) -> State:
         last=np.zeros(nodes),
         turn=np.full(nodes, -1, np.int64),
         sharers=np.zeros(nodes, np.uint64),
+        stay=np.zeros(nodes),
         slot=np.full(nodes, -1, np.int32),
         pins=np.zeros(nodes, np.int32),
         kids=np.zeros(nodes, np.int32),
@@ -73,18 +76,24 @@ def new_state(nodes: int, slots: int, parameters: NDArray[np.float64]) -> State:
 STATE = typeof(new_state(1, 1, np.zeros(1)))
 NODES = types.int32[::1]
 
+compiled = partial(njit, cache=True, forceinline=True, _nrt=False)
+"""How the core is compiled: inlined into its callers and, as nothing here allocates, without reference
+counts. Counting every array of a State at every call costs ten times the work itself."""
 
-@njit(types.float64(types.uint64), cache=True)
+ESTIMATES = 64.0 * np.log(64.0 / np.maximum(64 - np.arange(65), 1))
+"""Sharers estimated from the number of bits set."""
+
+
+@compiled(types.float64(types.uint64))
 def sharer_estimate(bits: Any) -> float:
     """Distinct sessions behind a 64-bit linear-counting sketch (Whang et al., 1990); 64 ln 64 at most."""
-    zeros = 64
-    while bits:
-        bits &= bits - np.uint64(1)
-        zeros -= 1
-    return float(64.0 * np.log(64.0 / max(zeros, 1)))
+    bits -= (bits >> np.uint64(1)) & np.uint64(0x5555555555555555)
+    bits = (bits & np.uint64(0x3333333333333333)) + ((bits >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    bits = (bits + (bits >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return float(ESTIMATES[(bits * np.uint64(0x0101010101010101)) >> np.uint64(56)])
 
 
-@njit(types.boolean(STATE, types.int32, types.int32), cache=True)
+@compiled(types.boolean(STATE, types.int32, types.int32))
 def _leaves_before(s: Any, a: Any, b: Any) -> Any:
     if s.key[a] != s.key[b]:
         return s.key[a] < s.key[b]
@@ -95,7 +104,7 @@ def _leaves_before(s: Any, a: Any, b: Any) -> Any:
     return a < b
 
 
-@njit(types.void(STATE, types.int64, types.int32), cache=True)
+@compiled(types.void(STATE, types.int64, types.int32))
 def _rise(s: Any, at: Any, node: Any) -> None:
     while at > 0:
         above = (at - 1) >> 1
@@ -109,7 +118,7 @@ def _rise(s: Any, at: Any, node: Any) -> None:
     s.place[node] = at
 
 
-@njit(types.void(STATE, types.int64, types.int32), cache=True)
+@compiled(types.void(STATE, types.int64, types.int32))
 def _sink(s: Any, at: Any, node: Any) -> None:
     size = s.control[HEAP]
     while True:
@@ -128,16 +137,21 @@ def _sink(s: Any, at: Any, node: Any) -> None:
     s.place[node] = at
 
 
-@njit(types.void(STATE, types.int32), cache=True)
+@compiled(types.boolean(STATE, types.int32))
+def _evictable(s: Any, node: Any) -> Any:
+    return s.slot[node] >= 0 and s.pins[node] == 0 and s.kids[node] == 0
+
+
+@compiled(types.void(STATE, types.int32))
 def _offer(s: Any, node: Any) -> None:
     """Enter `node` in the heap if it is evictable now."""
-    if s.slot[node] >= 0 and s.pins[node] == 0 and s.kids[node] == 0 and s.place[node] < 0:
+    if _evictable(s, node) and s.place[node] < 0:
         at = s.control[HEAP]
         s.control[HEAP] = at + 1
         _rise(s, at, node)
 
 
-@njit(types.void(STATE, types.int32), cache=True)
+@compiled(types.void(STATE, types.int32))
 def _withdraw(s: Any, node: Any) -> None:
     """Take `node` out of the heap if it is there."""
     at = s.place[node]
@@ -154,7 +168,7 @@ def _withdraw(s: Any, node: Any) -> None:
         _sink(s, at, moved)
 
 
-@njit(types.int64(STATE, NODES), cache=True)
+@compiled(types.int64(STATE, NODES))
 def match(s: Any, nodes: Any) -> Any:
     """Length of the longest resident prefix of `nodes`."""
     for i in range(nodes.size):
@@ -163,14 +177,14 @@ def match(s: Any, nodes: Any) -> Any:
     return nodes.size
 
 
-@njit(types.void(STATE, types.int32), cache=True)
+@compiled(types.void(STATE, types.int32))
 def _hold(s: Any, node: Any) -> None:
     if s.pins[node] == 0:
         s.control[HELD] += 1
     s.pins[node] += 1
 
 
-@njit(types.void(STATE, NODES), cache=True)
+@compiled(types.void(STATE, NODES))
 def pin(s: Any, nodes: Any) -> None:
     """Hold resident `nodes`; each pin needs one unpin."""
     for i in range(nodes.size):
@@ -178,7 +192,7 @@ def pin(s: Any, nodes: Any) -> None:
         _hold(s, nodes[i])
 
 
-@njit(types.void(STATE, NODES), cache=True)
+@compiled(types.void(STATE, NODES))
 def unpin(s: Any, nodes: Any) -> None:
     """Let go, tail first, so that a block becomes evictable before its parent."""
     for i in range(nodes.size - 1, -1, -1):
@@ -188,7 +202,7 @@ def unpin(s: Any, nodes: Any) -> None:
         _offer(s, nodes[i])
 
 
-@njit(types.void(STATE, KEY_TYPE, NODES, types.float64, types.uint64), cache=True)
+@compiled(types.void(STATE, KEY_TYPE, NODES, types.float64, types.uint64))
 def touch(s: Any, key: Any, nodes: Any, now: Any, session_bit: Any) -> None:
     """Count one use of `nodes` (resident or not) by one request and rank them anew.
 
@@ -200,6 +214,7 @@ def touch(s: Any, key: Any, nodes: Any, now: Any, session_bit: Any) -> None:
         node = nodes[i]
         previous = s.last[node] if s.touches[node] > 0 else now
         s.touches[node] += 1
+        s.stay[node] = s.stay[node] + 1 if s.slot[node] >= 0 else 1.0
         s.last[node] = now
         s.turn[node] = turn
         s.sharers[node] |= session_bit
@@ -207,6 +222,7 @@ def touch(s: Any, key: Any, nodes: Any, now: Any, session_bit: Any) -> None:
             now,
             float(turn),
             s.touches[node],
+            s.stay[node],
             previous,
             sharer_estimate(s.sharers[node]),
             float(s.depth[node]),
@@ -218,7 +234,7 @@ def touch(s: Any, key: Any, nodes: Any, now: Any, session_bit: Any) -> None:
             _offer(s, node)
 
 
-@njit(types.void(STATE, KEY_TYPE, NODES, types.float64, types.float64, types.uint64), cache=True)
+@compiled(types.void(STATE, KEY_TYPE, NODES, types.float64, types.float64, types.uint64))
 def rank(s: Any, key: Any, nodes: Any, now: Any, turn: Any, session_bit: Any) -> None:
     """Rank `nodes` in a lower tier as the touch that another tier counts next will leave them.
 
@@ -228,10 +244,12 @@ def rank(s: Any, key: Any, nodes: Any, now: Any, turn: Any, session_bit: Any) ->
     for i in range(nodes.size):
         node = nodes[i]
         _withdraw(s, node)
+        s.stay[node] = s.stay[node] + 1 if s.slot[node] >= 0 else 1.0
         s.key[node] = key(
             now,
             turn,
             s.touches[node] + 1,
+            s.stay[node],
             s.last[node] if s.touches[node] > 0 else now,
             sharer_estimate(s.sharers[node] | session_bit),
             float(s.depth[node]),
@@ -240,17 +258,16 @@ def rank(s: Any, key: Any, nodes: Any, now: Any, turn: Any, session_bit: Any) ->
         )
 
 
-@njit(types.void(STATE, NODES), cache=True)
+@compiled(types.void(STATE, NODES))
 def offer_again(s: Any, nodes: Any) -> None:
     """Put back into the heap what `rank` took out of it."""
     for i in range(nodes.size):
         _offer(s, nodes[i])
 
 
-@njit(types.int32(STATE, types.int32), cache=True)
+@compiled(types.int32(STATE, types.int32))
 def remove(s: Any, node: Any) -> Any:
     """Make an unpinned block non-resident; returns its slot, now private: free it or fill it."""
-    _withdraw(s, node)
     slot = s.slot[node]
     s.owner[slot] = PRIVATE
     s.control[HELD] += 1
@@ -258,11 +275,17 @@ def remove(s: Any, node: Any) -> Any:
     parent = s.parent[node]
     if parent >= 0:
         s.kids[parent] -= 1
+        if s.place[node] == 0 and _evictable(s, parent):
+            s.place[node] = -1
+            _sink(s, 0, parent)  # it often leaves next: in its child's place it need not climb
+            return slot
+    _withdraw(s, node)
+    if parent >= 0:
         _offer(s, parent)
     return slot
 
 
-@njit(types.void(STATE, types.int32), cache=True)
+@compiled(types.void(STATE, types.int32))
 def free_slot(s: Any, slot: Any) -> None:
     """Return a private slot to the free stack."""
     s.owner[slot] = NO_NODE
@@ -271,7 +294,7 @@ def free_slot(s: Any, slot: Any) -> None:
     s.control[HELD] -= 1
 
 
-@njit(types.UniTuple(types.int32, 2)(STATE), cache=True)
+@compiled(types.UniTuple(types.int32, 2)(STATE))
 def take_slot(s: Any) -> Any:
     """(slot, evicted node): a private slot, from the free stack (evicted is -1) or by eviction.
 
@@ -291,7 +314,7 @@ def take_slot(s: Any) -> Any:
     return remove(s, node), node
 
 
-@njit(types.int32(STATE, types.int32, types.int32), cache=True)
+@compiled(types.int32(STATE, types.int32, types.int32))
 def commit(s: Any, node: Any, slot: Any) -> Any:
     """Publish the filled private `slot` as block `node`, pinned once; returns the slot that backs it.
 

@@ -12,7 +12,7 @@ from kvtool.cache.policy import KEY_SIGNATURE, Policy
 
 
 @njit(KEY_SIGNATURE, cache=True)
-def key(now, turn, count, previous, sharers, depth, age, parameters):  # type: ignore[no-untyped-def]
+def key(now, turn, count, stay, previous, sharers, depth, age, parameters):  # type: ignore[no-untyped-def]
     """Parameters: tau in turns, frequency, rebuild, sharing exponents."""
     tau, frequency, rebuild, sharing = parameters[0], parameters[1], parameters[2], parameters[3]
     score = frequency * math.log(count) + sharing * math.log(max(sharers, 1.0))

@@ -8,7 +8,7 @@ from kvtool.cache.policy import KEY_SIGNATURE, Policy
 
 
 @njit(KEY_SIGNATURE, cache=True)
-def key(now, turn, count, previous, sharers, depth, age, parameters):  # type: ignore[no-untyped-def]
+def key(now, turn, count, stay, previous, sharers, depth, age, parameters):  # type: ignore[no-untyped-def]
     """First form, without a model."""
     return turn / parameters[0] + 0.2 * math.log(count)
 

@@ -1,0 +1,14 @@
+"""lfu: the block with the fewest touches since it came leaves first; ties go by recency."""
+
+from numba import njit
+
+from kvtool.cache.policy import KEY_SIGNATURE, Policy
+
+
+@njit(KEY_SIGNATURE, cache=True)
+def key(now, turn, count, stay, previous, sharers, depth, age, parameters):  # type: ignore[no-untyped-def]
+    """Touches since the block became resident."""
+    return stay
+
+
+POLICY = Policy("lfu", key)
