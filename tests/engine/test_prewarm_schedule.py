@@ -1,0 +1,97 @@
+"""How a plan is cut into forwards and packed into files: nothing twice, nothing split, the same on resume."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtool.analysis.plan import Plan, PlanConfig, make_plan
+from kvtool.analysis.workload import build_workload
+from kvtool.engine import schedule
+from kvtool.engine.schedule import batches, chunk_tokens, chunking, cut_pieces
+from kvtool.requests import Request, Source
+
+
+class Ids:
+    """Stands in for an encoder: prompts are token ids already."""
+
+    fingerprint = "ids"
+
+    def encode(self, requests):
+        return [each.token_ids for each in requests]
+
+
+def plan_of(prompts: list[list[int]]) -> Plan:
+    requests = [
+        Request(id=str(number), source=Source("log", number + 1), token_ids=np.array(tokens, np.uint32))
+        for number, tokens in enumerate(prompts)
+    ]
+    workload = build_workload(requests, Ids(), 2)
+    return make_plan(workload, PlanConfig(min_requests=1), lambda depth: 10 + (depth == 0), 10_000)
+
+
+PROMPTS = st.lists(st.lists(st.integers(0, 1), min_size=3, max_size=40), min_size=1, max_size=12)
+
+
+@given(PROMPTS, st.sampled_from([4, 8, 512]))
+def test_pieces_tile_the_plan_in_chains_that_end_at_branches_and_multiples(prompts, size):
+    plan = plan_of(prompts)
+    original, schedule.CHUNK_TOKENS = schedule.CHUNK_TOKENS, size
+    try:
+        pieces = cut_pieces(plan)
+        per_piece = chunk_tokens(2) // 2
+    finally:
+        schedule.CHUNK_TOKENS = original
+    rows = [row for piece in pieces for row in range(piece.first, piece.last)]
+    assert rows == list(range(len(plan)))
+    children = np.bincount(plan.parent + 1, minlength=len(plan) + 1)[1:]
+    starts = {piece.first for piece in pieces}
+    for piece in pieces:
+        assert piece.parent == plan.parent[piece.first]
+        for row in range(piece.first + 1, piece.last):
+            assert plan.parent[row] == row - 1
+    for row in range(len(plan)):
+        parent = int(plan.parent[row])
+        must_start = parent < 0 or children[parent] != 1 or plan.depth[row] % per_piece == 0
+        assert (row in starts) == must_start
+
+
+@given(PROMPTS, st.integers(1, 80), st.data())
+def test_a_resumed_run_packs_the_rest_as_the_first_run_did(prompts, limit, data):
+    plan = plan_of(prompts)
+    pieces = cut_pieces(plan)
+    whole = batches(plan, pieces, lambda row: True, limit)
+    assert [row for batch in whole for row in batch.stored] == list(range(len(plan)))
+    for batch in whole:
+        assert len(batch.pieces) == 1 or plan.bytes[batch.stored].sum() <= limit
+    done = data.draw(st.integers(0, len(whole)))
+    present = {row for batch in whole[:done] for row in batch.stored}
+    rest = batches(plan, pieces, lambda row: row not in present, limit)
+    assert [batch.stored for batch in rest] == [batch.stored for batch in whole[done:]]
+
+
+@given(PROMPTS, st.integers(1, 80), st.data())
+def test_what_is_visited_is_what_is_missing_and_what_it_builds_on(prompts, limit, data):
+    plan = plan_of(prompts)
+    pieces = cut_pieces(plan)
+    missing = set(data.draw(st.lists(st.integers(0, len(plan) - 1), max_size=5)))
+    visited = [
+        piece for batch in batches(plan, pieces, missing.__contains__, limit) for piece in batch.pieces
+    ]
+    assert len(set(visited)) == len(visited)
+    resident: dict[int, int] = {}  # depth -> row, as the arena holds the current path
+    for piece in visited:
+        depth = int(plan.depth[piece.first])
+        assert piece.parent == -1 or resident[depth - 1] == piece.parent
+        for row in range(piece.first, piece.last):
+            resident[int(plan.depth[row])] = row
+    ancestors = set()
+    for row in missing:
+        while row >= 0:
+            ancestors.add(row)
+            row = int(plan.parent[row])
+    assert visited == [piece for piece in pieces if ancestors & set(range(piece.first, piece.last))]
+
+
+def test_full_pieces_are_whole_blocks():
+    assert chunk_tokens(32) == 512 and chunk_tokens(24) == 504 and chunk_tokens(1024) == 1024
+    assert chunking(24)["tokens"] == 504
