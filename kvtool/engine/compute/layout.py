@@ -60,7 +60,8 @@ def probe_layers(module: nn.Module, where: str) -> tuple[Layer, ...]:
     missing = [index for index in range(count) if index not in seen]
     if missing or len(seen) != count:
         raise KvtoolError(
-            f"{where}: layers {missing or sorted(seen)} of {count} do not attend through transformers' registry"
+            f"{where}: layers {missing or sorted(seen)} of {count} do not attend through "
+            "transformers' registry"
         )
     return tuple(seen[index] for index in range(count))
 

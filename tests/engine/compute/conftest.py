@@ -1,4 +1,4 @@
-"""Tiny models with random weights, plain transformers as their reference, and a poisoned arena to run them in."""
+"""Tiny models with random weights, plain transformers as reference, and a poisoned arena to run in."""
 
 import random
 from dataclasses import dataclass, field

@@ -118,7 +118,7 @@ def test_encoder_decoder_is_refused(tmp_path):
 def test_pickled_weights_are_never_loaded(llama):
     (llama / "model.safetensors").unlink()
     (llama / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch /tmp/owned'\ntR.")
-    with pytest.raises(KvtoolError, match="no .safetensors weights"):
+    with pytest.raises(KvtoolError, match=r"no \.safetensors weights"):
         load_model(str(llama))
 
 
@@ -128,7 +128,7 @@ def test_missing_tensors_are_not_made_up(llama):
     weights = load_file(llama / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, llama / "model.safetensors", {"format": "pt"})
-    with pytest.raises(KvtoolError, match="missing keys: model.layers.1.mlp.up_proj.weight"):
+    with pytest.raises(KvtoolError, match=r"missing keys: model\.layers\.1\.mlp\.up_proj\.weight"):
         load_model(str(llama))
 
 
