@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from kvtool.analysis.hit_rates import HitRates
 from kvtool.blocks import fingerprint
 from kvtool.lint.corpus import Corpus, arrival_order, readable
+from kvtool.lint.naming import candidates
 from kvtool.lint.price import Pricer, replayed
-from kvtool.lint.remedy import slot_candidate
 from kvtool.lint.repair import Repair
-from kvtool.lint.rule import Candidate, CorpusRule, Rule, SlotRule
-from kvtool.lint.rules import RULES
+from kvtool.lint.rule import Candidate
 from kvtool.prompts.edits import Edit
 from kvtool.prompts.normalizer import Normalizer
 from kvtool.report import Finding, Location, Severity
@@ -49,67 +48,34 @@ def examine(requests: Sequence[Request], encoder: PromptEncoder, block_size: int
     if len(visible) < 2:
         return []
     corpus = Corpus(visible, encoder)
-    candidates = _merged(_candidates(corpus))
-    if not candidates:
+    found = candidates(corpus)
+    if not found:
         return []
-    pricer = Pricer(corpus, block_size)
-    priced = _price(candidates, pricer)
+    priced = _price(found, Pricer(corpus, block_size))
     return sorted(
         priced, key=lambda one: (-one.finding.lost_tokens, one.finding.code, one.finding.fingerprint)
     )
 
 
-def _candidates(corpus: Corpus) -> Iterable[Candidate]:
-    rules = sorted((RULES.load(name) for name in RULES.names()), key=_turn)
-    for slot in corpus.slots:
-        for rule in rules:
-            if isinstance(rule, SlotRule) and rule.claims(slot, corpus):
-                yield slot_candidate(rule, slot, corpus)
-                break
-    for rule in rules:
-        if isinstance(rule, CorpusRule):
-            yield from rule.candidates(corpus)
-
-
-def _turn(rule: Rule) -> tuple[bool, str]:
-    """Rules claim slots in the order of their codes; the one that claims everything comes last."""
-    return rule.code == "KV100", rule.code
-
-
-def _merged(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """One candidate per cause: the same slot template at the same field, whatever the agent."""
-    merged: dict[tuple[str, str, str], Candidate] = {}
-    for candidate in candidates:
-        key = (candidate.code, candidate.key, candidate.template)
-        known = merged.setdefault(key, candidate)
-        if known is not candidate:
-            known.repair.merge(candidate.repair)
-            known.requests = sorted({*known.requests, *candidate.requests})
-            known.distinct += candidate.distinct
-            known.edits += candidate.edits
-            known.place = min(known.place, candidate.place)
-    return list(merged.values())
-
-
-def _price(candidates: Sequence[Candidate], pricer: Pricer) -> list[Priced]:
+def _price(found: Sequence[Candidate], pricer: Pricer) -> list[Priced]:
     """Each candidate's price alone; where an earlier slot hides it, its gain once that one is repaired."""
-    alone = [pricer.repaired(candidate.repair) for candidate in candidates]
+    alone = [pricer.repaired(candidate.repair) for candidate in found]
     gain = [rates.saved_tokens - pricer.base.saved_tokens for rates in alone]
-    if len(candidates) > 1:
+    if len(found) > 1:
         together, before = Repair(), pricer.base.saved_tokens
-        for number in sorted(range(len(candidates)), key=lambda n: -gain[n]):
-            together.merge(candidates[number].repair)
+        for number in sorted(range(len(found)), key=lambda n: -gain[n]):
+            together.merge(found[number].repair)
             after = pricer.repaired(together).saved_tokens
             gain[number] = max(gain[number], after - before)
             before = after
     floor = NOISE * pricer.base.prompt_tokens
-    least = [max(floor, ROUNDING * pricer.block_size * candidate.distinct) for candidate in candidates]
+    least = [max(floor, ROUNDING * pricer.block_size * candidate.distinct) for candidate in found]
     return [
         Priced(
             _finding(candidate, gain[number], alone[number], pricer),
             tuple(candidate.edits),
         )
-        for number, candidate in enumerate(candidates)
+        for number, candidate in enumerate(found)
         if gain[number] >= least[number]
     ]
 

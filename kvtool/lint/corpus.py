@@ -7,6 +7,7 @@ from kvtool.prompts.agents import group
 from kvtool.prompts.conversations import number_conversations
 from kvtool.prompts.fields import Prompt, read_prompt
 from kvtool.prompts.slots import Slot, find_slots, head_strings
+from kvtool.prompts.turns import Step, Turns
 from kvtool.requests import Request
 from kvtool.tokens import PromptEncoder
 
@@ -38,6 +39,16 @@ class Corpus:
             for agent, members in self.members.items()
             for slot in find_slots(agent, head_strings(self.prompts, members))
         ]
+
+    @cached_property
+    def turns(self) -> Turns:
+        """Every prompt's messages as units."""
+        return Turns(self.prompts)
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        """Which request continues which, and what it changed, by arrival."""
+        return self.turns.steps(self.order, self.conversation, self.agent)
 
     def conversations(self, slot: Slot) -> set[int]:
         """The conversations in which `slot` has a value."""

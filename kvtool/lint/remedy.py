@@ -23,11 +23,12 @@ def slot_candidate(rule: SlotRule, slot: Slot, corpus: Corpus) -> Candidate:
             repair.texts[index].append((place.path, place.start, place.end, ""))
     first = corpus.first([index for index, place in slot.places.items() if place.value])
     place = slot.places[first]
+    lead = len(place.value) - len(place.value.lstrip()) if "" in values else 0
     edit = slot_edit(rule, slot, corpus)
     return Candidate(
         code=rule.code,
         name=rule.name,
-        place=(first, place.path, slot.role, place.start, place.end),
+        place=(first, place.path, slot.role, place.start + lead, place.end),
         template=slot.template(rule.name),
         key=" ".join(map(str, slot.key)),
         message=rule.message(slot, corpus),
@@ -42,7 +43,7 @@ def slot_candidate(rule: SlotRule, slot: Slot, corpus: Corpus) -> Candidate:
 
 def slot_edit(rule: SlotRule, slot: Slot, corpus: Corpus) -> SlotEdit | None:
     """The normalizing edit for a slot, None where it would not be found again or has nothing to do."""
-    if rule.fix.action == "report":
+    if rule.fix.action in ("report", "canonicalize") or slot.key[0] == "history":
         return None
     last = len(slot.skeleton.literals) - 2
     at_start = slot.number == 0 and len(slot.before) <= ANCHOR

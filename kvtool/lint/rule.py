@@ -63,8 +63,16 @@ class Rule(Protocol):
     code: str
     name: str
     docs: Docs
-    valid: Sequence[Sample]
-    invalid: Sequence[Sample]
+
+    @property
+    def valid(self) -> Sequence[Sample]:
+        """Logs on which the rule is silent."""
+        ...
+
+    @property
+    def invalid(self) -> Sequence[Sample]:
+        """Logs in which it finds one cause."""
+        ...
 
 
 @runtime_checkable

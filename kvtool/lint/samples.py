@@ -62,3 +62,31 @@ def turns(system: str, count: int, tools: Sequence[dict[str, Any]] = ()) -> list
         rows.append(chat(system, texts, tools, session="clean", time=number * 30))
         texts = [*texts, f"The answer to question {number} is that it is on its way."]
     return rows
+
+
+QUESTIONS = (
+    "Where is my bag?",
+    "Can you see it on a map?",
+    "When does it arrive?",
+    "Who brings it?",
+    "Thank you!",
+)
+ANSWERS = (
+    "It missed the connection in Chicago and was scanned there at noon. It is on the list for the evening.",
+    "There is no map, only scans: Seattle in the morning, Chicago at noon, and nothing since then.",
+    "The evening flight lands at nine, so it should be in the hall at about half past nine tonight.",
+    "A driver brings it to the address in your booking and calls half an hour before he arrives.",
+)
+
+
+def history(count: int) -> list[str]:
+    """User and assistant texts up to the `count`-th question."""
+    texts = [text for pair in zip(QUESTIONS, ANSWERS, strict=False) for text in pair]
+    return [*texts, QUESTIONS[-1]][: 2 * count - 1]
+
+
+def dialogue(
+    rows: Sequence[Sequence[str]], system: str = AGENT, session: str = "bag"
+) -> list[dict[str, Any]]:
+    """One session: a row per list of texts."""
+    return [chat(system, texts, session=session, time=number * 30) for number, texts in enumerate(rows)]

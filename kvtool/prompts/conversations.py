@@ -4,9 +4,13 @@ A request continues an earlier one whose whole conversation (instructions left o
 conversations form a trie over fields, so finding the longest such request costs one step per field.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from kvtool.prompts.fields import Prompt
+
+UNMISTAKABLE = 40
+"""Characters of an assistant message that no other conversation will hold by chance."""
 
 
 def number_conversations(prompts: Sequence[Prompt], order: Sequence[int]) -> list[int]:
@@ -15,6 +19,7 @@ def number_conversations(prompts: Sequence[Prompt], order: Sequence[int]) -> lis
     sessions: dict[tuple[str | None, str], int] = {}
     nodes: dict[tuple[int, str, str], int] = {}
     ends: dict[int, int] = {}
+    said: dict[str, int] = {}
     count = 0
     for index in order:
         prompt = prompts[index]
@@ -31,9 +36,24 @@ def number_conversations(prompts: Sequence[Prompt], order: Sequence[int]) -> lis
                 count += 1
         elif found >= 0:
             number = found
+        elif (known := _familiar(prompt, said)) is not None:
+            number = known
         else:
             number = count
             count += 1
         numbers[index] = number
         ends[node] = number
+        for field in prompt.conversation():
+            if field.role == "assistant" and len(field.text) >= UNMISTAKABLE:
+                said[field.text] = number
     return numbers
+
+
+def _familiar(prompt: Prompt, said: Mapping[str, int]) -> int | None:
+    """Where most of this prompt's assistant messages were said before, if it rewrote its history."""
+    heard = [
+        field.text for field in prompt.conversation() if field.role == "assistant" and field.text in said
+    ]
+    if len(heard) < 2 and sum(map(len, heard)) < 5 * UNMISTAKABLE:
+        return None
+    return Counter(said[text] for text in heard).most_common(1)[0][0]

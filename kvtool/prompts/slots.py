@@ -109,15 +109,23 @@ def tool_name(tool: Mapping[str, object]) -> str:
     return str(function.get("name", "")) if isinstance(function, Mapping) else ""
 
 
+def worded(tool: object) -> str:
+    """A tool's canonical JSON with its wordings (strings outside of lists) left out: its structure."""
+    return json.dumps(_unworded(tool), sort_keys=True)
+
+
+def _unworded(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _unworded(inner) for key, inner in value.items()}
+    return "" if isinstance(value, str) else value
+
+
 def _leaves(value: object, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, dict):
         for key, inner in value.items():
             yield from _leaves(inner, paths.child(path, key))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _leaves(inner, paths.child(path, index))
 
 
 def find_slots(agent: int, strings: Strings) -> list[Slot]:

@@ -1,0 +1,55 @@
+"""KV405 call-id: tool call ids made anew at every turn, where the template prints them."""
+
+import re
+
+from kvtool.lint.corpus import Corpus
+from kvtool.lint.history import Break, Place, changed_place, new_unit, old_unit
+from kvtool.lint.rule import Docs, Sample
+from kvtool.lint.samples import dialogue, history
+from kvtool.prompts.turns import Change, Step
+from kvtool.report import Fix
+
+_ID = re.compile(r"\b(?:call|toolu|tool|fc|chatcmpl)[_-]?[A-Za-z0-9_-]{6,}\b|\b[0-9a-f]{8}-[0-9a-f-]{27}\b")
+
+OLD = ["Where is it?", "Looking it up. [call_a81f22c0] The scanner in Chicago had it at noon.", "And now?"]
+NEW = ["Where is it?", "Looking it up. [call_77bc0e91] The scanner in Chicago had it at noon.", "And now?"]
+
+
+class CallId:
+    """Claims replaced messages in which only call ids differ."""
+
+    code = "KV405"
+    name = "call-id"
+    rank = 2
+    fix = Fix("report", safe=False)
+    docs = Docs(
+        what="Finds earlier messages that differ only in the ids of tool calls.",
+        why="Ids made anew when the history is rebuilt break the prefix at the first call.",
+        instead="Keep the ids that the model's answer came with, or derive them from the call's place.",
+    )
+    valid = (Sample("a growing history", dialogue([history(n) for n in (1, 2, 3)])),)
+    invalid = (
+        Sample(
+            "a new id when sent again",
+            dialogue([OLD, [*NEW, "Still there, in the hall.", "Thanks, I will wait for it."]]),
+            path="messages[2].content",
+        ),
+    )
+
+    def claims_change(self, change: Change, step: Step, corpus: Corpus) -> bool:
+        """Equal once ids are taken out."""
+        if change.kind != "replaced":
+            return False
+        old, new = old_unit(change, step, corpus), new_unit(change, step, corpus)
+        return [_ID.sub("", f.text) for f in old.fields] == [_ID.sub("", f.text) for f in new.fields]
+
+    def place(self, change: Change, step: Step, corpus: Corpus) -> Place:
+        """The characters that differ."""
+        return changed_place(change, step, corpus)
+
+    def summary(self, breaks: list[Break]) -> str:
+        """Says how often."""
+        return f"tool call ids are made anew in {len(breaks)} steps"
+
+
+RULE = CallId()

@@ -1,0 +1,94 @@
+"""KV202 tool-set: tools added or taken away during a conversation."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from kvtool.lint.corpus import Corpus
+from kvtool.lint.repair import Repair
+from kvtool.lint.rule import Candidate, Docs, Sample
+from kvtool.lint.samples import AGENT, TOOLS, chat, history
+from kvtool.prompts.slots import tool_name
+from kvtool.report import Fix
+
+
+class ToolSet:
+    """Compares the names of tools between the requests of a conversation."""
+
+    code = "KV202"
+    name = "tool-set"
+    fix = Fix("report", safe=False)
+    docs = Docs(
+        what="Finds conversations in which tools come or go, or whose last call is made without any.",
+        why="Tools stand at the head of the prompt: one more or one less, and the whole history misses.",
+        instead="Send all tools every time and forbid calls by tool_choice, or load tools at the end.",
+    )
+    valid = (
+        Sample("the same tools", [chat(AGENT, history(n), TOOLS, "a", n) for n in (1, 2, 3)]),
+        Sample(
+            "a helper without tools",
+            [chat(AGENT, history(1), TOOLS, "a", 1), chat("Find a title.", history(1)[:1], (), "a", 2)],
+        ),
+    )
+    invalid = (
+        Sample(
+            "the last call without tools",
+            [chat(AGENT, history(n), TOOLS if n < 4 else (), "a", n) for n in (1, 2, 3, 4)],
+            path="tools",
+        ),
+    )
+
+    def candidates(self, corpus: Corpus) -> Iterable[Candidate]:
+        """One for all conversations whose requests deviate from their usual tools."""
+        usual = self._usual(corpus)
+        repair = Repair()
+        places: list[int] = []
+        examples: list[str] = []
+        for conversation, indices in usual.items():
+            names = Counter(_names(corpus, index) for index in indices)
+            if len(names) < 2:
+                continue
+            best = max(names, key=lambda key: names[key])
+            source = next(index for index in indices if _names(corpus, index) == best)
+            for index in indices:
+                mine = _names(corpus, index)
+                if mine != best:
+                    repair.tools[index] = corpus.requests[source].tools or []
+                    places.append(index)
+                    gone, come = sorted(set(best) - set(mine)), sorted(set(mine) - set(best))
+                    examples.append(" ".join([*(f"-{n}" for n in gone), *(f"+{n}" for n in come)]))
+            del conversation
+        if not places:
+            return
+        first = corpus.first(places)
+        yield Candidate(
+            code=self.code,
+            name=self.name,
+            place=(first, "tools", "tools", 0, 0),
+            template="{tool-set}",
+            key="tools",
+            message=f"tools come or go during {corpus.sessions(places)} conversations",
+            examples=list(dict.fromkeys(examples))[:3],
+            requests=sorted(places),
+            distinct=len(places),
+            fix=self.fix,
+            repair=repair,
+        )
+
+    @staticmethod
+    def _usual(corpus: Corpus) -> dict[int, list[int]]:
+        """Requests by conversation, only those that continue another or are continued."""
+        linked: dict[int, list[int]] = {}
+        seen: set[int] = set()
+        for step in corpus.steps:
+            for index in (step.previous, step.current):
+                if index not in seen:
+                    seen.add(index)
+                    linked.setdefault(corpus.conversation[index], []).append(index)
+        return linked
+
+
+def _names(corpus: Corpus, index: int) -> tuple[str, ...]:
+    return tuple(sorted(tool_name(tool) for tool in corpus.requests[index].tools or []))
+
+
+RULE = ToolSet()
