@@ -9,8 +9,8 @@ from typing import IO, Any
 from kvtool.logs.rows import Numbered, Unreadable
 from kvtool.logs.sources import DAMAGED
 
-LARGEST = 20_000_000
-"""Values in one YAML document; aliases can make it grow without bound."""
+SPARE = 100_000
+"""Values that a YAML document may have beyond two for each of its bytes: aliases can make it grow."""
 
 
 def yaml_documents(stream: IO[bytes]) -> Iterator[Numbered]:
@@ -19,9 +19,10 @@ def yaml_documents(stream: IO[bytes]) -> Iterator[Numbered]:
 
     number = 0
     try:
-        for document in yaml.load_all(stream, Loader=_loader(yaml)):
+        data = stream.read()
+        for document in yaml.load_all(data, Loader=_loader(yaml)):
             number += 1
-            yield number, _Plain().value(document, 0)
+            yield number, _Plain(SPARE + 2 * len(data)).value(document, 0)
     except DAMAGED:
         yield number + 1, Unreadable("the compressed data is damaged or ends early")
     except (yaml.YAMLError, ValueError, TypeError, RecursionError, OverflowError, MemoryError):
@@ -40,12 +41,12 @@ def _loader(yaml: Any) -> Any:
 class _Plain:
     """YAML's values as JSON's: text keys, bytes as text, sets as lists, aliases written out."""
 
-    def __init__(self) -> None:
-        self._count = 0
+    def __init__(self, room: int) -> None:
+        self._room = room
 
     def value(self, value: Any, depth: int) -> Any:
-        self._count += 1
-        if self._count > LARGEST or depth > 200:
+        self._room -= 1
+        if self._room < 0 or depth > 200:
             raise ValueError("too large or too deep")
         if isinstance(value, dict):
             return {

@@ -52,7 +52,7 @@ ID_KEYS = ("request_id", "requestId", "custom_id", "id", "call_id", "uuid")
 
 UNITS = {"s": 1_000_000.0, "ms": 1_000.0, "us": 1.0, "ns": 0.001}
 LATEST = 2**62
-"""Bound on |arrival| in µs, so that later sums stay within int64."""
+"""Bound on an arrival in µs, so that later sums stay within int64."""
 
 
 def structured(value: Any) -> tuple[Any, str]:
@@ -100,7 +100,7 @@ def microseconds(value: Any, unit: str | None = None) -> int | None:
     """A time as µs. ISO text, or a number in `unit` (s, ms, us, ns).
 
     Without a unit an epoch time tells its own by its size; smaller numbers are seconds.
-    Text without a zone is UTC. None for what is no time.
+    Text without a zone is UTC. None for what is no time, or before 1970.
     """
     if isinstance(value, datetime):
         moment = value if value.tzinfo else value.replace(tzinfo=UTC)
@@ -114,7 +114,7 @@ def microseconds(value: Any, unit: str | None = None) -> int | None:
     if abs(value) > 2**80:
         return None
     if isinstance(value, int) and (unit or _unit_of(value)) == "us":
-        return value if abs(value) < LATEST else None
+        return value if 0 <= value < LATEST else None
     return _bounded(value * UNITS[unit or _unit_of(value)])
 
 
@@ -128,7 +128,7 @@ def _unit_of(value: float) -> str:
 
 
 def _bounded(value: float) -> int | None:
-    return round(value) if abs(value) < LATEST else None
+    return round(value) if 0 <= value < LATEST else None
 
 
 def _parsed_time(text: str, unit: str | None) -> int | None:

@@ -39,6 +39,7 @@ class ClaudeCode(Format):
         self._turns: dict[str, _Turn] = {}
         self._last: dict[str, _Turn] = {}
         self._linked = False
+        self._session: str | None = None
 
     @classmethod
     def claims(cls, row: Any) -> bool:
@@ -73,7 +74,8 @@ class ClaudeCode(Format):
         if message.get("role") not in TURNS:
             raise BadRow("message.role is missing")
         add_message(Prompt([]), message, "message")  # a turn that no prompt can take is not remembered
-        session = text_or_none(row.get("sessionId")) or source.file
+        session = text_or_none(row.get("sessionId")) or self._session or source.file
+        self._session = session
         chain = f"{session}/sidechain" if row.get("isSidechain") is True else session
         parent = self._parent(row, chain)
         answer = None
