@@ -1,6 +1,7 @@
 """From a checked body to generations: prompt tokens, limits, sampling."""
 
 import asyncio
+import json
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -65,6 +66,7 @@ class Intake:
     def _encode(self, text: str | None, messages: list[Any] | None, tools: list[Any] | None) -> TokenIds:
         if messages is not None and self._engine.normalizer is not None:
             messages, tools = self._engine.normalizer.apply(messages, tools)
+        json.dumps([text, messages, tools], ensure_ascii=False).encode()  # raises for a lone surrogate
         request = Request("", NOWHERE, messages=messages, tools=tools, text=text)
         return self._engine.model.encoder.encode([request])[0]
 

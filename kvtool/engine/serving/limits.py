@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class _TooLarge(Exception):
-    pass
+    """Raised where the application reads its body."""
 
 
 class BodyLimit:
@@ -27,7 +27,7 @@ class BodyLimit:
             await self._refuse(send)
             return
         received = 0
-        started = False
+        refused = False
 
         async def counted() -> Message:
             nonlocal received
@@ -38,15 +38,17 @@ class BodyLimit:
             return message
 
         async def watched(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
+            nonlocal refused
+            if received <= self._limit:
+                await send(message)
+            elif not refused:  # the framework has an answer of its own to a body that could not be read
+                refused = True
+                await self._refuse(send)
 
         try:
             await self._app(scope, counted, watched)
         except _TooLarge:
-            if not started:
-                await self._refuse(send)
+            await self._refuse(send)
 
     async def _refuse(self, send: Send) -> None:
         error: dict[str, Any] = {

@@ -1,0 +1,394 @@
+"""The server over real HTTP with OpenAI's own client: answers, usage, limits, errors, faults of clients."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from kvtool.blocks import reusable_blocks
+
+Serving = Callable[..., AbstractContextManager[Any]]
+SYSTEM = "You are terse. " * 6
+LONG = {"role": "system", "content": SYSTEM}
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture(scope="module")
+def server(serving: Serving, tiny_model: Path) -> Iterator[Any]:
+    with serving(model=str(tiny_model), block_size=8, device_blocks=160) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Any) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture
+def model(server: Any) -> str:
+    return str(server.engine.model_id)
+
+
+def ask(client: openai.OpenAI, model: str, text: str, **options: Any) -> Any:
+    messages: Any = [LONG, {"role": "user", "content": text}]
+    return client.chat.completions.create(model=model, messages=messages, **{**GREEDY, **options})
+
+
+def test_cold_warm_and_streamed_answers_are_the_same_tokens(client: openai.OpenAI, model: str) -> None:
+    cold = ask(client, model, "first question", extra_body={"cache_salt": "a", "ignore_eos": True})
+    warm = ask(client, model, "first question", extra_body={"cache_salt": "a", "ignore_eos": True})
+    usage = cold.usage
+    assert usage.prompt_tokens_details.cached_tokens == 0 and usage.completion_tokens == 12
+    assert usage.total_tokens == usage.prompt_tokens + 12
+    expected = reusable_blocks(usage.prompt_tokens, 8) * 8
+    assert warm.usage.prompt_tokens_details.cached_tokens == expected > 64
+    assert warm.choices[0].message.content == cold.choices[0].message.content
+    assert cold.choices[0].finish_reason == "length"
+    stream = ask(client, model, "first question", stream=True, stream_options={"include_usage": True})
+    pieces, finish, last = [], [], None
+    for chunk in stream:
+        for choice in chunk.choices:
+            pieces.append(choice.delta.content or "")
+            finish.append(choice.finish_reason)
+        last = chunk
+    assert "".join(pieces) == cold.choices[0].message.content
+    assert finish[-1] == "length" and set(finish[:-1]) == {None}
+    assert last is not None and last.usage is not None and last.usage.completion_tokens == 12
+
+
+def test_a_cache_salt_shares_with_nobody_else(client: openai.OpenAI, model: str) -> None:
+    for salt, cached in (("x", False), ("y", False), ("x", True)):
+        usage = ask(client, model, "salted", extra_body={"cache_salt": salt}).usage
+        assert (usage.prompt_tokens_details.cached_tokens > 0) is cached
+
+
+def test_text_completions_take_text_ids_and_lists(client: openai.OpenAI, model: str, server: Any) -> None:
+    prompt = "the quick brown fox jumps over"
+    ids = [int(token) for token in server.engine.model.encoder.tokenizer.encode(prompt)]
+    whole = client.completions.create(model=model, prompt=prompt, **GREEDY)
+    by_ids = client.completions.create(model=model, prompt=ids, **GREEDY)
+    assert whole.choices[0].text == by_ids.choices[0].text and whole.usage is not None
+    assert whole.usage.prompt_tokens == len(ids)
+    several = client.completions.create(model=model, prompt=[prompt, "another"], **GREEDY)
+    assert [choice.index for choice in several.choices] == [0, 1]
+    assert several.choices[0].text == whole.choices[0].text
+    streamed = client.completions.create(model=model, prompt=prompt, stream=True, **GREEDY)
+    assert "".join(c.choices[0].text for c in streamed) == whole.choices[0].text
+
+
+def test_stop_strings_cut_across_tokens_and_are_not_sent(client: openai.OpenAI, model: str) -> None:
+    said = client.completions.create(model=model, prompt="tell me more", **{**GREEDY, "max_tokens": 40})
+    text = said.choices[0].text
+    stop = text[7:10]  # one token a byte: three tokens
+    cut = client.completions.create(
+        model=model, prompt="tell me more", stop=stop, **{**GREEDY, "max_tokens": 40}
+    )
+    assert cut.choices[0].text == text[: text.index(stop)] and cut.choices[0].finish_reason == "stop"
+    assert cut.usage is not None and cut.usage.completion_tokens < 40
+
+
+def test_a_seed_gives_the_same_text_whether_the_prefix_hits_or_not(client: openai.OpenAI, model: str) -> None:
+    def say(seed: int, salt: str) -> str:
+        extra = {"cache_salt": salt, "top_k": 20, "min_p": 0.01, "ignore_eos": True}
+        answer = ask(client, model, "dice", seed=seed, temperature=1.3, top_p=0.95, extra_body=extra)
+        return str(answer.choices[0].message.content)
+
+    assert say(5, "miss") == say(5, "miss") == say(5, "other")
+    assert len({say(seed, "miss") for seed in range(4)}) > 1
+
+
+def test_n_choices_share_the_prompt(client: openai.OpenAI, model: str, server: Any) -> None:
+    before = server.counts["computed_tokens"]
+    answer = ask(
+        client,
+        model,
+        "n choices",
+        n=3,
+        seed=1,
+        temperature=1.5,
+        extra_body={"cache_salt": "n", "ignore_eos": True},
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len({choice.message.content for choice in answer.choices}) > 1
+    usage = answer.usage
+    assert usage.completion_tokens == 36 and usage.prompt_tokens_details.cached_tokens == 0
+    reused = reusable_blocks(usage.prompt_tokens, 8) * 8
+    computed = server.counts["computed_tokens"] - before
+    assert computed == usage.prompt_tokens + 2 * (usage.prompt_tokens - reused) + 3 * 11
+
+
+def test_logprobs_name_the_chosen_token_first_when_greedy(client: openai.OpenAI, model: str) -> None:
+    answer = ask(client, model, "odds", logprobs=True, top_logprobs=3)
+    content = answer.choices[0].logprobs.content
+    assert len(content) == 12
+    for entry in content:
+        assert entry.logprob == pytest.approx(entry.top_logprobs[0].logprob) and entry.logprob < 0
+        odds = [top.logprob for top in entry.top_logprobs]
+        assert odds == sorted(odds, reverse=True) and len(odds) == 3
+
+
+def test_logit_bias_and_penalties_change_what_is_said(client: openai.OpenAI, model: str) -> None:
+    plain = ask(client, model, "bias").choices[0].message.content
+    forced = client.completions.create(model=model, prompt="bias", logit_bias={"65": 100}, **GREEDY)
+    alphabet_letter = forced.choices[0].text
+    assert len(set(alphabet_letter)) == 1 and len(alphabet_letter) == 12
+    penalised = client.completions.create(
+        model=model, prompt="bias", logit_bias={"65": 50}, frequency_penalty=2, presence_penalty=2, **GREEDY
+    )
+    assert penalised.choices[0].text != plain
+
+
+def test_models(client: openai.OpenAI, model: str) -> None:
+    assert [entry.id for entry in client.models.list().data] == [model]
+    assert client.models.retrieve("tiny-llama").id == model
+    with pytest.raises(openai.NotFoundError) as error:
+        client.completions.create(model="gpt-9", prompt="hi")
+    assert error.value.code == "model_not_found" and error.value.param == "model"
+
+
+@pytest.mark.parametrize(
+    ("body", "needle"),
+    [
+        (b"{", "JSON"),
+        (b"[]", "dictionary"),
+        (b'{"model": "tiny-llama"}', "messages"),
+        (b'{"model": "tiny-llama", "messages": []}', "messages"),
+        (b'{"model": "tiny-llama", "messages": [{"role": "wizard"}]}', "role"),
+        (b'{"model": "tiny-llama", "messages": [{"role": "user"}], "temperature": 9}', "temperature"),
+        (b'{"model": "tiny-llama", "messages": [{"role": "user"}], "tempature": 1}', "tempature"),
+        (b'{"model": "tiny-llama", "messages": [{"role": "user"}], "max_tokens": 0}', "max_tokens"),
+        (b'{"model": "tiny-llama", "messages": [{"role": "user"}], "n": 1000}', "n:"),
+        (
+            b'{"model": "tiny-llama", "messages": [{"role": "user"}], "logit_bias": {"99999": 1}}',
+            "logit_bias",
+        ),
+        (
+            b'{"model": "tiny-llama", "messages": [{"role": "user"}], '
+            b'"response_format": {"type": "json_object"}}',
+            "json_object",
+        ),
+        (b'{"model": "tiny-llama", "messages": [{"role": "user", "content": "\\ud800"}]}', "surrogate"),
+    ],
+)
+def test_bad_bodies_are_400_in_openais_shape(server: Any, body: bytes, needle: str) -> None:
+    headers = {"content-type": "application/json"}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", content=body, headers=headers)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error" and needle in error["message"]
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_a_prompt_that_does_not_fit_says_how_long_it_may_be(client: openai.OpenAI, model: str) -> None:
+    with pytest.raises(openai.BadRequestError) as error:
+        client.completions.create(model=model, prompt="x" * 2000)
+    assert error.value.code == "context_length_exceeded" and "1024" in error.value.message
+    most = client.completions.create(model=model, prompt="x" * 1020, **{**GREEDY, "max_tokens": 100})
+    assert most.usage is not None and most.usage.completion_tokens == 4
+    assert most.choices[0].finish_reason == "length"
+
+
+def test_wrong_paths_and_methods_are_errors_in_openais_shape(server: Any) -> None:
+    for method, path, status in (
+        ("GET", "/v2", 404),
+        ("GET", "/v1/completions", 405),
+        ("GET", "/../etc", 404),
+    ):
+        answer = httpx.request(method, server.url + path)
+        assert answer.status_code == status and answer.json()["error"]["message"]
+
+
+def test_health_metrics_and_stats_agree(client: openai.OpenAI, model: str, server: Any) -> None:
+    ask(client, model, "metrics")
+    ask(client, model, "metrics")
+    server.idle()
+    assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    stats = httpx.get(f"{server.url}/kv/stats").json()
+    assert float(values["kvtool_prompt_tokens_total"]) == stats["counts"]["prompt_tokens"] > 0
+    assert float(values['kvtool_hit_tokens_total{tier="device"}']) == stats["counts"]["hit_tokens_device"] > 0
+    assert float(values['kvtool_blocks_capacity{tier="device"}']) == 160
+    assert float(values['kvtool_ttft_seconds_count{prefix="warm"}']) >= 1
+    assert 0 < stats["hit_rate"]["tokens"] < 1
+
+
+def test_a_client_that_leaves_frees_its_slots(server: Any, model: str) -> None:
+    body = {
+        "model": model,
+        "prompt": "never ending",
+        "max_tokens": 900,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    for stream in (True, False):
+        before = server.counts["generated_tokens"]
+        with pytest.raises(httpx.ReadTimeout), httpx.Client(timeout=httpx.Timeout(10, read=0.3)) as client:
+            if stream:
+                with client.stream(
+                    "POST", f"{server.url}/v1/completions", json={**body, "stream": True}
+                ) as answer:
+                    for number, _ in enumerate(answer.iter_lines()):
+                        if number > 5:
+                            raise httpx.ReadTimeout("leaving")
+            else:
+                client.post(f"{server.url}/v1/completions", json=body)
+        server.idle()
+        assert 0 < server.counts["generated_tokens"] - before < 900
+    device = server.engine.scheduler.pool.device
+    assert server.on_scheduler(lambda _: device.available()) == device.capacity
+
+
+def test_kv_can_be_looked_at_evicted_pinned_and_reset(client: openai.OpenAI, model: str, server: Any) -> None:
+    json_type = {"content-type": "application/json"}
+    post = lambda path, body: httpx.post(f"{server.url}/kv/{path}", json=body, timeout=60)  # noqa: E731
+    assert httpx.post(f"{server.url}/kv/reset").status_code == 415  # what a web page could send
+    httpx.post(f"{server.url}/kv/reset", headers=json_type)
+    assert httpx.get(f"{server.url}/kv/blocks").json() == {"total": 0, "offset": 0, "blocks": []}
+    pinned = post("pin", {"messages": [LONG], "ttl": 600}).json()
+    assert pinned["tokens"] == pinned["blocks"] * 8 > 64
+    blocks = httpx.get(f"{server.url}/kv/blocks", params={"limit": 3}).json()
+    assert blocks["total"] >= pinned["blocks"] and len(blocks["blocks"]) == 3
+    assert [block["depth"] for block in blocks["blocks"]] == [0, 1, 2] and blocks["blocks"][0]["held"]
+    assert blocks["blocks"][1]["parent"] == blocks["blocks"][0]["hash"]
+    root = blocks["blocks"][0]["hash"]
+    assert post("evict", {"hashes": [root]}).json()["dropped"] <= 1, "pinned blocks stay"
+    assert ask(client, model, "pinned").usage.prompt_tokens_details.cached_tokens >= pinned["tokens"] - 8
+    server.on_scheduler(lambda s: s.pins.clear())
+    assert post("evict", {"hashes": [root]}).json()["dropped"] >= pinned["blocks"]
+    assert ask(client, model, "pinned").usage.prompt_tokens_details.cached_tokens == 0
+    assert post("evict", {"hashes": ["../../etc"]}).status_code == 400
+    server.idle()
+
+
+def test_a_full_queue_is_429_with_retry_after(serving: Serving, tiny_model: Path) -> None:
+    with serving(
+        model=str(tiny_model), block_size=8, device_blocks=64, max_running=1, max_queue=0
+    ) as running:
+        body = {"model": running.engine.model_id, "prompt": "busy", "ignore_eos": True, "max_tokens": 40}
+        url = f"{running.url}/v1/completions"
+        gate = threading.Event()
+        running.engine.runtime.call(lambda _: gate.wait(30))  # nothing is computed until it opens
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                first = pool.submit(httpx.post, url, json=body, timeout=60)
+                while not running.engine.runtime.inside:
+                    threading.Event().wait(0.01)
+                refused = httpx.post(url, json=body)
+                assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+                assert refused.json()["error"]["type"] == "rate_limit_error"
+                gate.set()
+                assert first.result().json()["usage"]["completion_tokens"] == 40
+        finally:
+            gate.set()
+        assert httpx.post(url, json={**body, "n": 2}).status_code == 429, "all of n choices or none"
+        running.idle()
+        answer = httpx.post(f"{running.url}/v1/completions", json={**body, "max_tokens": 1})
+        assert answer.status_code == 200
+
+
+def test_a_body_over_the_limit_is_413(serving: Serving, tiny_model: Path) -> None:
+    with serving(model=str(tiny_model), block_size=8, device_blocks=16, body_limit=1000) as running:
+        url = f"{running.url}/v1/completions"
+        big = json.dumps({"model": "tiny-llama", "prompt": "x" * 2000}).encode()
+        assert httpx.post(url, content=big).status_code == 413
+
+        def pieces() -> Iterator[bytes]:
+            for start in range(0, len(big), 100):
+                yield big[start : start + 100]
+
+        answer = httpx.post(url, content=pieces(), headers={"content-type": "application/json"})
+        assert answer.status_code == 413 and answer.json()["error"]["code"] == "request_too_large"
+
+
+def test_many_clients_on_a_small_pool_all_finish_or_are_refused_and_answers_are_right(
+    serving: Serving, tiny_model: Path
+) -> None:
+    prompts = [f"{'shared words ' * 4}{'abc'[number % 3] * 9} {number % 5}" for number in range(60)]
+
+    def body(number: int) -> dict[str, Any]:
+        return {
+            "model": "tiny-llama",
+            "prompt": prompts[number],
+            "temperature": 0,
+            "max_tokens": 10 + number % 7,
+            "ignore_eos": True,
+            "stream": number % 2 == 0,
+        }
+
+    def text(answer: httpx.Response, streamed: bool) -> str:
+        if not streamed:
+            return str(answer.json()["choices"][0]["text"])
+        lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+        return "".join(json.loads(line)["choices"][0]["text"] for line in lines)
+
+    expected: dict[int, str] = {}
+    with serving(model=str(tiny_model), block_size=8, device_blocks=200) as calm:
+        for number in range(60):
+            salted = {**body(number), "stream": False, "cache_salt": str(number)}
+            expected[number] = text(httpx.post(f"{calm.url}/v1/completions", json=salted), False)
+
+    with serving(
+        model=str(tiny_model),
+        block_size=8,
+        device_blocks=30,
+        host_memory=20 * 4096,
+        max_queue=20,
+        max_running=6,
+    ) as crowded:
+        leavers = threading.Semaphore(5)
+
+        def send(number: int) -> tuple[int, str | None]:
+            if number % 10 == 9 and leavers.acquire(blocking=False):
+                try:
+                    httpx.post(f"{crowded.url}/v1/completions", json=body(number), timeout=0.05)
+                except httpx.TimeoutException:
+                    return number, None
+            answer = httpx.post(f"{crowded.url}/v1/completions", json=body(number), timeout=120)
+            assert answer.status_code in (200, 429)
+            return number, text(answer, body(number)["stream"]) if answer.status_code == 200 else None
+
+        with ThreadPoolExecutor(24) as pool:
+            answers = dict(pool.map(send, range(60)))
+        crowded.idle()
+        counts = crowded.counts
+        device = crowded.engine.scheduler.pool.device
+        assert crowded.on_scheduler(lambda _: device.available()) == 30
+    finished = {number: said for number, said in answers.items() if said is not None}
+    assert len(finished) >= 20
+    assert finished == {number: expected[number] for number in finished}
+    assert counts["hit_tokens_device"] > 0
+
+
+def test_keys_separate_tenants_and_guard_the_cache(
+    serving: Serving, tiny_model: Path, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# keys\nred-key red\nblue-key blue\nplain-key\nroot-key admin\n")
+    with serving(model=str(tiny_model), block_size=8, device_blocks=64, api_key_file=keys) as running:
+
+        def cached(key: str) -> int:
+            with openai.OpenAI(base_url=f"{running.url}/v1", api_key=key, max_retries=0) as client:
+                return int(ask(client, "tiny-llama", "secret").usage.prompt_tokens_details.cached_tokens)
+
+        assert cached("red-key") == 0
+        assert cached("blue-key") == 0, "a tenant must not learn what another one asked"
+        assert cached("red-key") > 0 and cached("plain-key") == 0
+        for key in ("wrong", "red-ke", "red-key2"):
+            with pytest.raises(openai.AuthenticationError):
+                cached(key)
+        for key, status in (("red-key", 403), ("root-key", 200)):
+            headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+            assert httpx.post(f"{running.url}/kv/reset", headers=headers).status_code == status
+            assert httpx.get(f"{running.url}/kv/blocks", headers=headers).status_code == status
+        assert httpx.get(f"{running.url}/v1/models").status_code == 401
+        assert httpx.get(f"{running.url}/kv/stats").status_code == 401
+        assert httpx.get(f"{running.url}/health").status_code == 200
