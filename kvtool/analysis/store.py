@@ -113,23 +113,28 @@ def load_analysis(path: Path | str) -> Workload:
         block_size=int(meta["block_size"]),
         ready_made=meta["ready_made"] == "true",
         encoder_fingerprint=meta["encoder_fingerprint"],
-        arrival=requests["arrival"].cast(pa.int64()).fill_null(-1).to_numpy(),
+        arrival=_own(requests["arrival"].cast(pa.int64()).fill_null(-1)),
         session=np.array(sessions, np.int32),
         session_names=list(names),
-        space=requests["space"].to_numpy(),
+        space=_own(requests["space"]),
         spaces=list(
             zip(tables["spaces"]["model"].to_pylist(), tables["spaces"]["tenant"].to_pylist(), strict=True)
         ),
-        prompt_tokens=requests["prompt_tokens"].to_numpy(),
-        output_tokens=requests["output_tokens"].fill_null(-1).to_numpy(),
-        leaf=requests["leaf"].to_numpy(),
-        partial=requests["partial"].to_numpy(),
-        parent=nodes["parent"].to_numpy(),
-        depth=nodes["depth"].to_numpy(),
-        node_space=nodes["space"].to_numpy(),
-        words=words.flatten().to_numpy().reshape(len(words), int(meta["width"])),
+        prompt_tokens=_own(requests["prompt_tokens"]),
+        output_tokens=_own(requests["output_tokens"].fill_null(-1)),
+        leaf=_own(requests["leaf"]),
+        partial=_own(requests["partial"]),
+        parent=_own(nodes["parent"]),
+        depth=_own(nodes["depth"]),
+        node_space=_own(nodes["space"]),
+        words=_own(words.flatten()).reshape(len(words), int(meta["width"])),
         meta=requests.select(META.names).cast(META),
     )
+
+
+def _own(column: Any) -> Any:
+    """A column as an array of its own: Arrow's memory is read-only, which compiled loops do not take."""
+    return np.array(column.to_numpy())
 
 
 def load_document(path: Path | str) -> dict[str, Any]:
