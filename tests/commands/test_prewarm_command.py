@@ -1,0 +1,144 @@
+"""kvtool prewarm as users call it: JSON, terminal, dry run, analysis as input, refusals with exit code 2."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvtool.cli import main
+from kvtool.engine.storage.shards import open_shards
+from kvtool.engine.storage.verify import verify
+from kvtool.options import Size
+
+
+def kvtool(*arguments: object) -> Result:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
+    return result
+
+
+def document(*arguments: object) -> dict:
+    result = kvtool(*arguments, "--output-format", "json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def common(tiny_model: Path, branching_log: Path) -> list[object]:
+    return ["prewarm", "--model", tiny_model, "--logs", branching_log, "--block-size", 16]
+
+
+def test_prewarm_writes_shards_and_says_what_they_hold(common, tmp_path) -> None:
+    data = document(*common, "--out", tmp_path / "shards")
+    assert data["schema"] == "kvtool.prewarm/1"
+    assert data["model"]["name"] == "tiny-llama" and data["model"]["dtype"] == "float32"
+    assert verify(tmp_path / "shards") == []
+    shards = open_shards(tmp_path / "shards")
+    assert data["blocks"] == data["new_blocks"] == data["plan"]["blocks"] == len(shards.rows)
+    assert data["tokens_computed"] == data["plan"]["tokens"] == len(shards.rows) * 16
+    assert data["plan"]["tokens_unshared"] == sum(row.expected_hits for row in shards.rows) * 16
+    assert data["tokens_computed"] < 0.5 * data["plan"]["tokens_unshared"]
+    assert data["bytes"] == sum(row.bytes for row in shards.rows)
+    assert data["bits_per_element"] == 32 and data["kl"] == 0 and not data["up_to_date"]
+    assert data["tokens_per_second"] > 0
+    again = document(*common, "--out", tmp_path / "shards")
+    assert again["up_to_date"] and again["new_blocks"] == 0 and again["tokens_computed"] == 0
+
+
+def test_the_terminal_says_it_in_a_few_lines(common, tmp_path) -> None:
+    result = kvtool(*common, "--out", tmp_path / "shards", "--codec", "int8")
+    assert result.exit_code == 0, result.output
+    words = " ".join(result.stdout.split())
+    assert " new blocks, " in words and "without sharing" in words
+    assert "not measured" in words and "predicted hit rate" in words
+    again = kvtool(*common, "--out", tmp_path / "shards", "--codec", "int8").stdout
+    assert "up to date" in " ".join(again.split())
+
+
+def test_dry_run_computes_nothing_and_agrees_with_the_run(common, tmp_path) -> None:
+    planned = document(*common, "--dry-run")
+    assert planned["dry_run"] and planned["out"] is None and "blocks" not in planned
+    run = document(*common, "--out", tmp_path / "shards")
+    assert planned["plan"] == run["plan"]
+    best = planned["plan"]["prefixes"][0]
+    assert best["start"] == 0 and best["requests"] == 10
+    assert best["saved_tokens"] == 10 * (best["end"] - best["start"])
+    rates = planned["plan"]["hit_rate"]
+    assert 0.5 < rates["cache_alone"] < rates["with_cache"] and rates["tokens"] <= rates["with_cache"]
+    terminal = kvtool(*common, "--dry-run")
+    assert "What would be stored" in terminal.stdout and terminal.exit_code == 0
+
+
+def test_budget_and_min_requests_shrink_the_plan(common) -> None:
+    whole = document(*common, "--dry-run")["plan"]
+    block = whole["bytes"] // whole["blocks"]
+    cut = document(*common, "--dry-run", "--budget", 5 * block)["plan"]
+    assert cut["blocks"] == 5 and cut["left_out"]["over_budget"] == whole["blocks"] - 5
+    popular = document(*common, "--dry-run", "--min-requests", 10)["plan"]
+    assert {row["requests"] for row in popular["prefixes"]} == {10}
+    empty = kvtool(*common, "--out", "never-written", "--min-requests", 99)
+    assert empty.exit_code == 2 and "the plan is empty" in empty.stderr and not Path("never-written").exists()
+
+
+def test_an_analysis_gives_the_same_shards_as_its_log(common, tiny_model, branching_log, tmp_path) -> None:
+    file = tmp_path / "analysis.duckdb"
+    made = kvtool("analyze", branching_log, "--tokenizer", tiny_model, "--block-size", 16, "-o", file)
+    assert made.exit_code == 0, made.output
+    document(*common, "--out", tmp_path / "from-log")
+    data = document("prewarm", "--model", tiny_model, "--from", file, "--out", tmp_path / "from-analysis")
+    assert data["block_size"] == 16
+    for path in (tmp_path / "from-log").iterdir():
+        assert (tmp_path / "from-analysis" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_an_analysis_of_another_tokenizer_or_template_is_refused_by_name(
+    tiny_model, branching_log, tmp_path
+) -> None:
+    template = tmp_path / "plain.jinja"
+    template.write_text("{% for message in messages %}{{ message.content }}\n{% endfor %}")
+    for field, options in (
+        ("tokenizer", ["--tokenizer", "bytes"]),
+        ("chat_template", ["--tokenizer", tiny_model, "--chat-template", template]),
+    ):
+        file = tmp_path / f"{field}.duckdb"
+        made = kvtool("analyze", branching_log, "--block-size", 16, "-o", file, *options)
+        assert made.exit_code == 0, made.output
+        result = kvtool("prewarm", "--model", tiny_model, "--from", file, "--dry-run")
+        assert result.exit_code == 2 and f" {field}: " in result.stderr
+    file = tmp_path / "sizes.duckdb"
+    assert (
+        kvtool("analyze", branching_log, "--tokenizer", tiny_model, "--block-size", 16, "-o", file).exit_code
+        == 0
+    )
+    result = kvtool("prewarm", "--model", tiny_model, "--from", file, "--dry-run", "--block-size", 24)
+    assert result.exit_code == 2 and "block_size: 16 does not divide" in result.stderr
+    coarse = document("prewarm", "--model", tiny_model, "--from", file, "--dry-run", "--block-size", 32)
+    assert coarse["block_size"] == 32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name a log or an analysis"),
+        (["--logs", "a", "--from", "b", "--out", "c"], "name a log or an analysis"),
+        (["--logs", "a"], "name the folder for the shards with --out"),
+    ],
+)
+def test_what_is_missing_is_said_at_once(arguments, message) -> None:
+    result = kvtool("prewarm", *arguments)
+    assert result.exit_code == 2 and message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1048576", 1 << 20), ("2GiB", 2 << 30), ("1.5 MB", 1_500_000), ("3kib", 3072), ("10B", 10)],
+)
+def test_sizes(text, size) -> None:
+    assert Size().convert(text, None, None) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "2 parsecs", "1e", "-"])
+def test_what_is_no_size(text) -> None:
+    result = kvtool("prewarm", "--budget", text)
+    assert result.exit_code == 2 and "is not a size" in result.stderr
