@@ -28,12 +28,13 @@ def test_the_missing_head_is_said(read):
 def test_bad_rows_are_counted_with_their_first_place(samples, read):
     log, requests = read("claude-code-edge-cases.jsonl")
     path = samples / "claude-code-edge-cases.jsonl"
-    assert len(requests) == 4
+    assert len(requests) == 3
     assert {(one.reason, one.rows, one.first) for one in log.skipped} == {
         ("the row is not an object", 3, f"{path}:13"),
         ("message.content is neither text nor blocks", 1, f"{path}:10"),
         ("message is not an object", 1, f"{path}:11"),
         ("type is missing", 1, f"{path}:14"),
+        ("an answer without anything before it", 1, f"{path}:17"),  # of another session
     }
 
 

@@ -85,7 +85,11 @@ def count(name: str, rows: list) -> int:
             objects = [row for row in rows if isinstance(row, dict)]
             lines = [line for row in objects for line in row.get("loglines", [row])]
             turns = [line for line in lines if line.get("type") in ("user", "assistant")]
-            return sum(row["type"] == "assistant" for row in turns[1:])
+            return sum(
+                turn["type"] == "assistant"
+                and any(earlier.get("sessionId") == turn.get("sessionId") for earlier in turns[:index])
+                for index, turn in enumerate(turns)
+            )
         case "openai-batch":
             return sum("body" in row for row in rows)
     return len(rows)

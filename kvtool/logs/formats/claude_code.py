@@ -86,8 +86,10 @@ class ClaudeCode(Format):
         uuid = text_or_none(row.get("uuid"))
         if uuid is not None:
             self._turns[uuid] = turn
-        if answer is None or parent is None or parent.answer == answer:
+        if answer is None or (parent is not None and parent.answer == answer):
             return
+        if parent is None:
+            raise BadRow("an answer without anything before it")
         usage = message.get("usage")
         yield Request(
             id=answer,
