@@ -47,7 +47,7 @@ def examine(requests: Sequence[Request], encoder: PromptEncoder, block_size: int
     visible = [request for request in requests if readable(request)]
     if len(visible) < 2:
         return []
-    corpus = Corpus(visible, encoder)
+    corpus = Corpus(visible, encoder, block_size)
     found = candidates(corpus)
     if not found:
         return []
@@ -76,7 +76,7 @@ def _price(found: Sequence[Candidate], pricer: Pricer) -> list[Priced]:
             tuple(candidate.edits),
         )
         for number, candidate in enumerate(found)
-        if gain[number] >= least[number]
+        if candidate.always or gain[number] >= least[number]
     ]
 
 

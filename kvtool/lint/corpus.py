@@ -15,7 +15,8 @@ from kvtool.tokens import PromptEncoder
 class Corpus:
     """Requests whose prompts can be read as text; all indices count within `requests`."""
 
-    def __init__(self, requests: Sequence[Request], encoder: PromptEncoder) -> None:
+    def __init__(self, requests: Sequence[Request], encoder: PromptEncoder, block_size: int) -> None:
+        self.block_size = block_size
         self.requests = list(requests)
         self.encoder = encoder
         self.prompts: list[Prompt] = [read_prompt(r, encoder.render(r)) for r in self.requests]

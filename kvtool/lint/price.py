@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from kvtool.analysis.hit_rates import HitRates, replay_ids
+from kvtool.blocks import TokenIds
 from kvtool.lint.corpus import Corpus
 from kvtool.lint.repair import Repair
 from kvtool.requests import Request
@@ -17,19 +18,24 @@ class Pricer:
         self.block_size = block_size
         self.spaces = spaces(corpus.requests)
         self.base_ids = corpus.encoder.encode(corpus.requests)
-        self.base = self._replay(self.base_ids)
+        self.base = self._replay(self.base_ids, self.spaces)
 
     def repaired(self, repair: Repair) -> HitRates:
         """Hit rates of the log with `repair` made."""
         indices = sorted(repair.touched())
         edited = [repair.apply(index, self.corpus.requests[index]) for index in indices]
-        ids = list(self.base_ids)
+        ids, numbers = list(self.base_ids), self.spaces
+        if repair.spaces:
+            requests = list(self.corpus.requests)
+            for index, request in zip(indices, edited, strict=True):
+                requests[index] = request
+            numbers = spaces(requests)
         for index, tokens in zip(indices, self.corpus.encoder.encode(edited), strict=True):
             ids[index] = tokens
-        return self._replay(ids)
+        return self._replay(ids, numbers)
 
-    def _replay(self, ids: Sequence[object]) -> HitRates:
-        return replay_ids(ids, self.block_size, self.spaces, order=self.corpus.order)  # type: ignore[arg-type]
+    def _replay(self, ids: Sequence[TokenIds], numbers: Sequence[int]) -> HitRates:
+        return replay_ids(ids, self.block_size, numbers, order=self.corpus.order)
 
 
 def spaces(requests: Sequence[Request]) -> list[int]:

@@ -14,16 +14,20 @@ Replacement = tuple[str, int, int, str]
 
 @dataclass(slots=True)
 class Repair:
-    """Changes per request index. Texts first, then whole message lists, then the order of tools."""
+    """Changes per request index: texts, then whole message lists, then the order of tools.
+
+    spaces: (model, tenant).
+    """
 
     texts: dict[int, list[Replacement]] = field(default_factory=lambda: defaultdict(list))
     messages: dict[int, list[Message]] = field(default_factory=dict)
     tools: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     tool_order: dict[int, list[int]] = field(default_factory=dict)
+    spaces: dict[int, tuple[str | None, str | None]] = field(default_factory=dict)
 
     def touched(self) -> set[int]:
         """Indices of the requests that change."""
-        return {*self.texts, *self.messages, *self.tools, *self.tool_order}
+        return {*self.texts, *self.messages, *self.tools, *self.tool_order, *self.spaces}
 
     def merge(self, other: "Repair") -> None:
         """Take over another finding's changes; where both want a whole list, the first one stays."""
@@ -32,6 +36,7 @@ class Repair:
         self.messages = other.messages | self.messages
         self.tools = other.tools | self.tools
         self.tool_order = other.tool_order | self.tool_order
+        self.spaces = other.spaces | self.spaces
 
     def apply(self, index: int, request: Request) -> Request:
         """`request`, repaired."""
@@ -46,6 +51,8 @@ class Repair:
             tools = body["tools"]
             if len(tools) == len(self.tool_order[index]):
                 body["tools"] = [tools[place] for place in self.tool_order[index]]
+        if index in self.spaces:
+            body["model"], body["tenant"] = self.spaces[index]
         return replace(request, **body)
 
 

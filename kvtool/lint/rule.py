@@ -41,7 +41,10 @@ class Sample:
 
 @dataclass(slots=True)
 class Candidate:
-    """A cause without its price. `place` is (request index, path, role, start, end)."""
+    """A cause without its price. `place` is (request index, path, role, start, end).
+
+    always: reported even where a repair gains nothing, as information.
+    """
 
     code: str
     name: str
@@ -55,6 +58,7 @@ class Candidate:
     fix: Fix
     repair: Repair
     edits: list[Edit] = field(default_factory=list)
+    always: bool = False
 
 
 class Rule(Protocol):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from kvtool.requests import Request
 from kvtool.templates import Rendered
 
+OPENING = 64
 HEAD_ROLES = ("system", "developer")
 
 
@@ -30,11 +31,15 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request's fields. `head` counts the leading messages that are instructions, not conversation."""
+    """One request's fields. `head` counts the leading messages that are instructions, not conversation.
+
+    opening: the first characters of the rendered prompt.
+    """
 
     request: Request
     fields: tuple[Field, ...]
     head: int
+    opening: str
 
     def system(self) -> list[Field]:
         """Fields of the leading instructions."""
@@ -57,7 +62,7 @@ def read_prompt(request: Request, rendered: Rendered) -> Prompt:
         fields.append(
             Field(span.path, span.role, rendered.text[span.start : span.end], span.offset, message, part)
         )
-    return Prompt(request, tuple(fields), head_length(request.messages or []))
+    return Prompt(request, tuple(fields), head_length(request.messages or []), rendered.text[:OPENING])
 
 
 def head_length(messages: Sequence[dict[str, object]]) -> int:

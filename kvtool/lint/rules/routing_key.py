@@ -1,0 +1,68 @@
+"""KV601 routing-key: the model changes in the middle of a conversation."""
+
+from collections.abc import Iterable
+
+from kvtool.lint.corpus import Corpus
+from kvtool.lint.repair import Repair
+from kvtool.lint.rule import Candidate, Docs, Sample
+from kvtool.lint.samples import AGENT, chat, history
+from kvtool.report import Fix
+
+
+class RoutingKey:
+    """Compares the model and tenant of a request with those of the request that it continues."""
+
+    code = "KV601"
+    name = "routing-key"
+    docs = Docs(
+        what="Finds conversations that go on under another model or tenant.",
+        why="Caches of different models share nothing: the whole history is computed again.",
+        instead="Keep a conversation on one model; switch at its start, or accept the price knowingly.",
+    )
+    valid = (
+        Sample(
+            "one model", [{**chat(AGENT, history(n), session="a", time=n), "model": "m"} for n in (1, 2, 3)]
+        ),
+    )
+    invalid = (
+        Sample(
+            "to and fro",
+            [
+                {**chat(AGENT, history(n), session="a", time=n), "model": "large" if n == 3 else "small"}
+                for n in (1, 2, 3, 4)
+            ],
+            path="model",
+        ),
+    )
+
+    def candidates(self, corpus: Corpus) -> Iterable[Candidate]:
+        """One for all switches."""
+        repair = Repair()
+        switched: list[int] = []
+        names: dict[str, None] = {}
+        kept: dict[int, tuple[str | None, str | None]] = {}
+        for step in corpus.steps:
+            before, after = corpus.requests[step.previous], corpus.requests[step.current]
+            source = kept.get(step.previous, (before.model, before.tenant))
+            if (after.model, after.tenant) != source:
+                kept[step.current] = repair.spaces[step.current] = source
+                if (after.model, after.tenant) != (before.model, before.tenant):
+                    switched.append(step.current)
+                    names[f"{before.model} -> {after.model}"] = None
+        if switched:
+            yield Candidate(
+                code=self.code,
+                name=self.name,
+                place=(corpus.first(switched), "model", None, 0, 0),
+                template="{routing-key}",
+                key="model",
+                message=f"the model changes in {len(switched)} steps of running conversations",
+                examples=list(names)[:3],
+                requests=sorted(switched),
+                distinct=len(switched),
+                fix=Fix("report", safe=False),
+                repair=repair,
+            )
+
+
+RULE = RoutingKey()
