@@ -9,8 +9,13 @@ PACKAGES = ("torch", "fastapi", "httpx", "prometheus_client", "uvicorn")
 
 def require_engine(command: str) -> None:
     """KvtoolError where torch or the server's packages are not installed."""
+    require(command, *PACKAGES)
+
+
+def require(command: str, *packages: str) -> None:
+    """KvtoolError where one of `packages` of the engine's extra is not installed."""
     try:
-        for name in PACKAGES:
+        for name in packages:
             import_module(name)
     except ImportError as error:
         raise KvtoolError(
