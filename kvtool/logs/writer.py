@@ -1,8 +1,11 @@
 """Writing edited rows back in the container they came from, whole or not at all."""
 
+import csv
 import gzip
 import io
 import json
+import shutil
+import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
@@ -12,60 +15,104 @@ from typing import IO, Any
 from kvtool.errors import KvtoolError
 from kvtool.files import whole
 from kvtool.logs import tables
-from kvtool.logs.reader import Log, LogFile
+from kvtool.logs.containers import Container
+from kvtool.logs.reader import Log
 from kvtool.logs.rows import Unreadable
+from kvtool.logs.sources import COMPRESSIONS, STDIN
 from kvtool.requests import Source
 
 GROUP = 4096
 """Table rows written at a time."""
 
+Rows = Iterable[tuple[Source, Any]]
 
-def write_log(path: str | Path, rows: Iterable[tuple[Source, Any]], like: Log) -> None:
+
+def write_log(path: str | Path, rows: Rows, like: Log) -> None:
     """Write `rows` (in the order of `like.rows()`) in the container and format that `like` has.
 
-    A log of several files becomes a folder of files with their names. Atomic per file. Raises
-    KvtoolError for a target that is one of the inputs, or a container that cannot be written.
+    A log of several files becomes a folder of files with their names; `.gz` and `.zst` go by the name to be
+    written. Each file is whole or absent. Raises KvtoolError for a target that is one of the inputs.
     """
     target = Path(path)
-    if len(like.sources) == 1:
-        _write_file(target, (value for _, value in rows), like.sources[0])
+    containers = {file.path: file.container for file in like.sources}
+    inputs = list(dict.fromkeys(container.input.file for container in containers.values()))
+    grouped = groupby(rows, key=lambda row: containers[row[0].file].input.file)
+    if len(inputs) == 1:
+        for file, group in grouped:
+            _write_file(target, file, group, containers)
         return
-    names = [Path(file).name for file in like.files]
+    names = [Path(file).name for file in inputs]
     if len(set(names)) < len(names):
         raise KvtoolError(f"{target}: several input files have the same name", "normalize them one by one")
+    if target.exists() and not target.is_dir():
+        raise KvtoolError(f"{target} is a file", "several logs are written into a folder")
     target.mkdir(parents=True, exist_ok=True)
-    by_path = {source.path: source for source in like.sources}
-    for file, group in groupby(rows, key=lambda row: row[0].file):
-        _write_file(target / Path(file).name, (value for _, value in group), by_path[file])
+    for file, group in grouped:
+        _write_file(target / Path(file).name, file, group, containers)
 
 
-def _write_file(target: Path, values: Iterator[Any], like: LogFile) -> None:
-    if target.exists() and Path(like.path).exists() and target.samefile(like.path):
+def _write_file(target: Path, file: str, rows: Rows, containers: dict[str, Container]) -> None:
+    if file != STDIN and target.exists() and target.samefile(file):
         raise KvtoolError(f"{target} is the input", "write to another file")
     if not target.parent.is_dir():
         raise KvtoolError(f"{target.parent}: no such folder")
-    if like.container.kind == "parquet":
-        _write_parquet(target, values, like)
-        return
-    compression = {".gz": "gz", ".zst": "zst"}.get(target.suffix) or (
-        like.container.input.compression if not target.suffix else None
-    )
-    with whole(target) as temporary, temporary.open("wb") as raw, _compressed(raw, compression) as out:
-        if like.container.kind == "array":
-            _write_array(out, values)
+    members = [container for container in containers.values() if container.input.file == file]
+    with whole(target) as temporary:
+        if members[0].input.member is not None:
+            _write_zip(temporary, file, rows, containers)
+        elif members[0].kind == "parquet":
+            _write_parquet(temporary, (value for _, value in rows), members[0])
         else:
-            indent = 2 if like.container.kind == "values" else None
+            with temporary.open("wb") as raw, _compressed(raw, COMPRESSIONS.get(target.suffix)) as out:
+                _write_text(out, (value for _, value in rows), members[0])
+
+
+def _write_zip(target: Path, file: str, rows: Rows, containers: dict[str, Container]) -> None:
+    """The archive again: members that are logs from `rows`, the others as they are."""
+    with zipfile.ZipFile(file) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as new:
+        logs = {one.input.member for one in containers.values() if one.input.file == file}
+        for info in old.infolist():
+            if info.filename not in logs:
+                with old.open(info) as source, new.open(_named(info), "w") as out:
+                    shutil.copyfileobj(source, out)
+        for name, group in groupby(rows, key=lambda row: row[0].file):
+            container = containers[name]
+            assert container.input.member is not None
+            if container.kind == "parquet":
+                raise KvtoolError(f"{name}: a Parquet file in a zip cannot be written", "unpack it first")
+            member = _named(old.getinfo(container.input.member))
+            with new.open(member, "w") as raw:
+                suffix = Path(container.input.member).suffix
+                with _compressed(raw, COMPRESSIONS.get(suffix)) as out:
+                    _write_text(out, (value for _, value in group), container)
+
+
+def _named(info: zipfile.ZipInfo) -> zipfile.ZipInfo:
+    """A fresh entry with the old one's name and time."""
+    entry = zipfile.ZipInfo(info.filename, info.date_time)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    return entry
+
+
+def _write_text(out: IO[bytes], values: Iterator[Any], like: Container) -> None:
+    match like.kind:
+        case "array":
+            out.write(b"[")
+            for index, value in enumerate(values):
+                out.write((b",\n" if index else b"\n") + _encoded(value, None))
+            out.write(b"\n]\n")
+        case "yaml":
+            import yaml
+
+            good = (value for value in values if not isinstance(value, Unreadable))
+            text = yaml.safe_dump_all(good, allow_unicode=True, sort_keys=False, width=110)
+            out.write(text.encode())
+        case "csv" | "tsv":
+            _write_csv(out, values, like)
+        case _:
+            indent = 2 if like.kind == "values" else None
             for value in values:
-                out.write(_encoded(value, indent))
-                out.write(b"\n")
-
-
-def _write_array(out: IO[bytes], values: Iterator[Any]) -> None:
-    out.write(b"[")
-    for index, value in enumerate(values):
-        out.write(b",\n" if index else b"\n")
-        out.write(_encoded(value, None))
-    out.write(b"\n]\n")
+                out.write(_encoded(value, indent) + b"\n")
 
 
 def _encoded(value: Any, indent: int | None) -> bytes:
@@ -74,11 +121,22 @@ def _encoded(value: Any, indent: int | None) -> bytes:
     return json.dumps(value, ensure_ascii=False, indent=indent).encode("utf-8", "replace")
 
 
+def _write_csv(out: IO[bytes], values: Iterator[Any], like: Container) -> None:
+    delimiter = "\t" if like.kind == "tsv" else ","
+    with like.input.open() as stream:
+        header = next(csv.reader(io.TextIOWrapper(stream, "utf-8-sig", newline=""), delimiter=delimiter), [])
+    text = io.TextIOWrapper(out, "utf-8", newline="", write_through=True)
+    writer = csv.DictWriter(text, header, delimiter=delimiter, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(value for value in values if not isinstance(value, Unreadable))
+    text.detach()
+
+
 @contextmanager
 def _compressed(raw: IO[bytes], compression: str | None) -> Iterator[IO[bytes]]:
     if compression == "gz":
         with gzip.GzipFile(fileobj=raw, mode="wb", filename="", mtime=0) as stream:
-            yield io.BufferedWriter(stream)  # type: ignore[arg-type]
+            yield stream  # type: ignore[misc]
     elif compression == "zst":
         import zstandard
 
@@ -88,12 +146,12 @@ def _compressed(raw: IO[bytes], compression: str | None) -> Iterator[IO[bytes]]:
         yield raw
 
 
-def _write_parquet(target: Path, values: Iterator[Any], like: LogFile) -> None:
+def _write_parquet(target: Path, values: Iterator[Any], like: Container) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = tables.parquet_schema(like.container.input.local())
-    with whole(target) as temporary, pq.ParquetWriter(temporary, schema) as out:
+    schema = tables.parquet_schema(like.input.local())
+    with pq.ParquetWriter(target, schema) as out:
         group: list[Any] = []
         for value in values:
             if not isinstance(value, Unreadable):
