@@ -110,9 +110,8 @@ def run(config: Config) -> "Report":
         with server(["--shards", str(shards)], folder / "serve.log") as url:
             say(5, f"{config.requests} prompts of {normalized.name}, each cold (salted), then warm")
             for pair in compare(url, "embedded", openings(normalized, config.requests), config.max_tokens):
-                tell(
-                    f"{pair.request}: {pair.warm.cached_tokens:,} of {pair.cold.prompt_tokens:,} tokens cached"
-                )
+                cached, prompt = pair.warm.cached_tokens, pair.cold.prompt_tokens
+                tell(f"{pair.request}: {cached:,} of {prompt:,} tokens cached")
                 tell(f"first token {pair.cold.first_token:.2f} s -> {pair.warm.first_token:.3f} s")
                 pairs.append(pair)
     return summarize(log, codes, fixed, warmed, pairs)
