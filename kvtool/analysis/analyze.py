@@ -94,13 +94,24 @@ class Analysis:
         return text[-PREVIEW:]
 
 
-def analyze(
+@dataclass(frozen=True)
+class Reading:
+    """A log as a workload: `base` at the smallest block size, `workload` at the analysis' own."""
+
+    base: Workload
+    workload: Workload
+    encoder: PromptEncoder | None
+    held: list[Request]
+    notes: list[str]
+
+
+def read_workload(
     requests: Iterable[Request],
     load: Callable[[], PromptEncoder],
     config: AnalyzeConfig,
     progress: Callable[[int], None] = lambda _: None,
-) -> Analysis:
-    """Read `requests` once, in bounded memory, and judge them.
+) -> Reading:
+    """Read `requests` once, in bounded memory.
 
     `load` makes the encoder when the first prompt that needs one is met. `progress` is told how many
     requests have been read.
@@ -123,17 +134,29 @@ def analyze(
         notes.append("the log names no sessions: they are inferred from prompts that continue others")
     elif config.session_gap is not None:
         workload = split_sessions(workload, config.session_gap)
+    return Reading(base, workload, reader.encoder, reader.held_in_order(), notes)
+
+
+def analyze(
+    requests: Iterable[Request],
+    load: Callable[[], PromptEncoder],
+    config: AnalyzeConfig,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Analysis:
+    """Read `requests` as `read_workload` does, and judge them."""
+    reading = read_workload(requests, load, config, progress)
+    workload = reading.workload
     counts = usage(workload)
     return Analysis(
         workload=workload,
-        encoder=reader.encoder,
+        encoder=reading.encoder,
         rates=hit_rates(workload),
         usage=counts,
         curve=LruCurve(workload),
-        block_sizes=sweep(base, config.block_sizes),
+        block_sizes=sweep(reading.base, config.block_sizes),
         prefixes=hot_prefixes(workload, counts),
-        held=reader.held_in_order(),
-        notes=notes,
+        held=reading.held,
+        notes=reading.notes,
     )
 
 

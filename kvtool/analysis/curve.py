@@ -5,44 +5,40 @@ children and the top C blocks are what an LRU cache of C blocks holds. A block's
 when it is asked for is the smallest capacity that would have served it.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numba import njit, types
 
+from kvtool.analysis.flops import TYPICAL, Prefill
 from kvtool.analysis.hit_rates import ratio
+from kvtool.analysis.rates import Rates
 from kvtool.analysis.workload import Workload
 
 SHARES = (0.01, 0.03, 0.05, 0.1, 0.3, 1.0)
 """Capacities at which a curve is reported, as shares of the distinct blocks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Hit rates of a bounded cache. tokens, tokens_full and tokens_uncapped differ in what of a matched
-    prompt counts: full blocks without the last token's, full blocks, everything."""
-
-    tokens: float
-    tokens_full: float
-    tokens_uncapped: float
-    blocks: float
-    request_mean: float
-    hit_blocks: int
-
-
 class LruCurve:
     """Hit rates of LRU at every capacity."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, prefill: Prefill = TYPICAL) -> None:
         counts = np.zeros((4, workload.distinct_blocks + 1), np.int64)
-        means = np.zeros(workload.distinct_blocks + 1)
+        weights = np.zeros((2, workload.distinct_blocks + 1))
         _stack_distances(
-            workload.nodes, workload.offsets, workload.prompt_tokens, workload.block_size, counts, means
+            workload.nodes,
+            workload.offsets,
+            workload.prompt_tokens,
+            workload.block_size,
+            prefill.linear,
+            prefill.attention,
+            counts,
+            weights,
         )
         self._sums = np.cumsum(counts, axis=1)
-        self._means = np.cumsum(means)
+        self._means, self._flops = np.cumsum(weights, axis=1)
         self._tokens = int(workload.prompt_tokens.sum())
+        self._all_flops = float(prefill.cost(workload.prompt_tokens).sum())
         self._blocks = len(workload.nodes)
         self._requests = workload.requests
 
@@ -56,6 +52,7 @@ class LruCurve:
             tokens_uncapped=ratio(uncapped, self._tokens),
             blocks=ratio(blocks, self._blocks),
             request_mean=ratio(float(self._means[last]), self._requests),
+            rebuild_flops_saved=ratio(float(self._flops[last]), self._all_flops),
             hit_blocks=blocks,
         )
 
@@ -113,19 +110,29 @@ def _compact(tree: Any, node_at: Any, position: Any) -> Any:
         types.int64[::1],
         types.int64[::1],
         types.int64,
+        types.float64,
+        types.float64,
         types.int64[:, ::1],
-        types.float64[::1],
+        types.float64[:, ::1],
     ),
     cache=True,
 )
 def _stack_distances(
-    nodes: Any, offsets: Any, prompt_tokens: Any, block_size: Any, counts: Any, means: Any
+    nodes: Any,
+    offsets: Any,
+    prompt_tokens: Any,
+    block_size: Any,
+    linear: Any,
+    attention: Any,
+    counts: Any,
+    weights: Any,
 ) -> None:
-    """Adds each hit block to column `distance` of counts (blocks, capped, full and all tokens) and means.
+    """Adds each hit block to column `distance` of counts (blocks, capped, full and all tokens) and of
+    weights (share of its request, FLOPs that it saves).
 
     A Fenwick tree counts the live positions of the stack; positions grow towards its top.
     """
-    distinct = means.size - 1
+    distinct = counts.shape[1] - 1
     longest = 0
     for request in range(prompt_tokens.size):
         longest = max(longest, offsets[request + 1] - offsets[request])
@@ -148,10 +155,12 @@ def _stack_distances(
             counts[0, distance] += 1
             if i < (tokens - 1) // block_size:
                 counts[1, distance] += block_size
+                attended = block_size * (i * block_size + (block_size - 1) / 2)
+                weights[1, distance] += linear * block_size + attention * attended
             if i < tokens // block_size:
                 counts[2, distance] += block_size
             counts[3, distance] += min((i + 1) * block_size, tokens) - min(i * block_size, tokens)
-            means[distance] += 1.0 / length
+            weights[0, distance] += 1.0 / length
         for i in range(length - 1, -1, -1):
             node = nodes[start + i]
             at = position[node]

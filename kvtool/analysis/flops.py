@@ -1,0 +1,23 @@
+"""What a prefill costs, in FLOPs: linear layers per token, attention per token and token before it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """linear: FLOPs of a token's linear layers; attention: FLOPs of a token per token it attends to."""
+
+    linear: float
+    attention: float
+
+    def cost(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """FLOPs to compute the first `tokens` tokens of a prompt, each entry on its own."""
+        known = tokens.astype(np.float64)
+        return self.linear * known + self.attention * known * (known - 1) / 2
+
+
+TYPICAL = Prefill(linear=2 * 7e9, attention=4.0 * 32 * 4096)
+"""A dense model of 7 billion weights, 32 layers of width 4096: where no model is named."""

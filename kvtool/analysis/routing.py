@@ -1,0 +1,204 @@
+"""Several replicas, each with its own cache, and the router that decides who gets a request.
+
+random, round-robin; sticky: a session stays where its first request went, the replica with the least
+prompt tokens so far; hash: rendezvous hashing of the first blocks; prefix: where the longest resident
+prefix is, unless that replica already has more than its share of the load.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import typeof, types
+from numpy.typing import NDArray
+
+from kvtool.analysis.replay import pool_state, serve_one, session_bits
+from kvtool.analysis.workload import Workload
+from kvtool.blocks import namespace
+from kvtool.cache.core import NODES, STATE, State, compiled, match, new_state
+from kvtool.cache.policy import KEY_TYPE, Policy
+
+ROUTINGS = ("random", "round-robin", "sticky", "hash", "prefix")
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingConfig:
+    """hash_blocks: how many first blocks are hashed, and how many a prefix must share to attract a request
+    (the very first one is often common to all). bound: a replica whose prompt tokens exceed this multiple
+    of the mean takes no request for its prefix's sake (Mirrokni et al., 2018). seed: of `random`."""
+
+    replicas: int = 1
+    routing: str = "prefix"
+    hash_blocks: int = 2
+    bound: float = 1.25
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Routed:
+    """matched: blocks found by each request, replica: who served it, both [r]."""
+
+    matched: NDArray[np.int64]
+    replica: NDArray[np.int64]
+
+    def load_over_mean(self, computed: NDArray[np.int64], replicas: int) -> float:
+        """Computed prompt tokens of the busiest replica over the mean. computed: per request."""
+        load = np.bincount(self.replica, weights=computed, minlength=replicas)
+        return float(load.max() / load.mean()) if load.any() else 1.0
+
+
+def replay_replicas(workload: Workload, policy: Policy, capacity: int, config: RoutingConfig) -> Routed:
+    """Replay with `capacity` blocks in all, the same for each replica."""
+    states = [
+        pool_state(workload, policy, max(capacity // config.replicas, 1)) for _ in range(config.replicas)
+    ]
+    rows: list[Any] = [np.stack(arrays) for arrays in zip(*states, strict=True)]
+    bank = State(*rows)
+    chosen = _choose(workload, config)
+    matched = np.empty(workload.requests, np.int64)
+    _replay(
+        bank,
+        policy.key,
+        workload.nodes,
+        workload.offsets,
+        workload.clock,
+        session_bits(workload),
+        workload.prompt_tokens,
+        config.hash_blocks,
+        config.bound,
+        np.zeros(config.replicas),
+        chosen,
+        matched,
+    )
+    return Routed(matched, chosen)
+
+
+def _choose(workload: Workload, config: RoutingConfig) -> NDArray[np.int64]:
+    """The replica of each request where it does not depend on what is resident; -1 where it does."""
+    match config.routing:
+        case "random":
+            return np.random.default_rng(config.seed).integers(0, config.replicas, workload.requests)
+        case "round-robin":
+            return np.arange(workload.requests) % config.replicas
+        case "sticky":
+            return _sticky(workload, config.replicas)
+        case "hash":
+            return _hashed(workload, config)
+        case _:
+            assert config.routing == "prefix"
+            return np.full(workload.requests, -1)
+
+
+def _sticky(workload: Workload, replicas: int) -> NDArray[np.int64]:
+    load = [0] * replicas
+    home: dict[int, int] = {}
+    chosen = np.empty(workload.requests, np.int64)
+    for request, (session, tokens) in enumerate(
+        zip(workload.session.tolist(), workload.prompt_tokens.tolist(), strict=True)
+    ):
+        idlest = load.index(min(load))
+        replica = idlest if session < 0 else home.setdefault(session, idlest)
+        load[replica] += tokens
+        chosen[request] = replica
+    return chosen
+
+
+def _hashed(workload: Workload, config: RoutingConfig) -> NDArray[np.int64]:
+    """Rendezvous hashing (Thaler and Ravishankar, 1998): a replica that leaves moves only its own keys."""
+    heads = workload.offsets[:-1] + np.minimum(workload.lengths, config.hash_blocks) - 1
+    keys = np.where(workload.lengths > 0, workload.nodes[np.maximum(heads, 0)], -1).tolist()
+    home = {
+        node: max(
+            range(config.replicas), key=lambda replica: namespace(workload.hash_of(node).hex(), replica)
+        )
+        for node in set(keys) - {-1}
+    }
+    return np.array([home.get(node, 0) for node in keys], np.int64)
+
+
+# All of this is compiled as the core is, without reference counts: a counting caller would give back
+# rows of a bank that it never took.
+BANK = typeof(State(*(array.reshape(1, -1) for array in new_state(1, 1, np.zeros(1)))))
+"""A State whose arrays have one row per replica."""
+
+
+@compiled(STATE(BANK, types.int64))
+def _replica(bank: Any, replica: Any) -> Any:
+    return State(
+        bank.parent[replica],
+        bank.depth[replica],
+        bank.touches[replica],
+        bank.last[replica],
+        bank.turn[replica],
+        bank.sharers[replica],
+        bank.stay[replica],
+        bank.slot[replica],
+        bank.pins[replica],
+        bank.kids[replica],
+        bank.place[replica],
+        bank.key[replica],
+        bank.owner[replica],
+        bank.heap[replica],
+        bank.free[replica],
+        bank.control[replica],
+        bank.age[replica],
+        bank.parameters[replica],
+    )
+
+
+@compiled(
+    types.int64(BANK, NODES, types.float64[::1], types.int64, types.int64, types.float64),
+)
+def _by_prefix(bank: Any, blocks: Any, load: Any, tokens: Any, least: Any, bound: Any) -> Any:
+    """The replica with the longest resident prefix of at least `least` blocks, if its load allows; of
+    equals, and where there is none, the one with the least load."""
+    best, longest = 0, 0
+    limit = bound * (load.sum() + tokens) / load.size
+    for replica in range(load.size):
+        found = 0
+        if load[replica] + tokens <= limit:
+            found = match(_replica(bank, replica), blocks)
+            if found < least:
+                found = 0
+        if found > longest or (found == longest and load[replica] < load[best]):
+            best, longest = replica, found
+    return best
+
+
+@compiled(
+    types.void(
+        BANK,
+        KEY_TYPE,
+        NODES,
+        types.int64[::1],
+        types.float64[::1],
+        types.uint64[::1],
+        types.int64[::1],
+        types.int64,
+        types.float64,
+        types.float64[::1],
+        types.int64[::1],
+        types.int64[::1],
+    )
+)
+def _replay(
+    bank: Any,
+    key: Any,
+    nodes: Any,
+    offsets: Any,
+    clock: Any,
+    bits: Any,
+    prompt_tokens: Any,
+    least: Any,
+    bound: Any,
+    load: Any,
+    chosen: Any,
+    matched: Any,
+) -> None:
+    for request in range(clock.size):
+        blocks = nodes[offsets[request] : offsets[request + 1]]
+        if chosen[request] < 0:
+            chosen[request] = _by_prefix(bank, blocks, load, prompt_tokens[request], least, bound)
+        state = _replica(bank, chosen[request])
+        matched[request] = serve_one(state, key, blocks, clock[request], bits[request])
+        load[chosen[request]] += prompt_tokens[request]
