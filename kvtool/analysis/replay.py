@@ -18,8 +18,11 @@ from kvtool.cache.policy import KEY_TYPE, Policy
 from kvtool.cache.pool import session_bit
 
 
-def replay(workload: Workload, policy: Policy, capacity: int) -> NDArray[np.int64]:
-    """Matched blocks of each request, int64 [r], with a cache of `capacity` blocks under `policy`."""
+def replay(workload: Workload, policy: Policy, capacity: int, ttl: float | None = None) -> NDArray[np.int64]:
+    """Matched blocks of each request, int64 [r], with a cache of `capacity` blocks under `policy`.
+
+    ttl: seconds after its last touch from which a block is not served any more; its slot is refilled.
+    """
     matched = np.empty(workload.requests, np.int64)
     _replay(
         pool_state(workload, policy, capacity),
@@ -28,6 +31,7 @@ def replay(workload: Workload, policy: Policy, capacity: int) -> NDArray[np.int6
         workload.offsets,
         workload.clock,
         session_bits(workload),
+        np.inf if ttl is None else ttl,
         matched,
     )
     return matched
@@ -45,9 +49,14 @@ def session_bits(workload: Workload) -> NDArray[np.uint64]:
     return bits[workload.session]
 
 
-@compiled(types.int64(STATE, KEY_TYPE, NODES, types.float64, types.uint64))
-def serve_one(s: Any, key: Any, blocks: Any, now: Any, bit: Any) -> Any:
-    """One request from touch to release; returns the blocks it found."""
+@compiled(types.int64(STATE, KEY_TYPE, NODES, types.float64, types.uint64, types.float64))
+def serve_one(s: Any, key: Any, blocks: Any, now: Any, bit: Any, ttl: Any) -> Any:
+    """One request from touch to release; returns the blocks it was served."""
+    fresh = blocks.size
+    if ttl < np.inf:
+        fresh = 0
+        while fresh < blocks.size and now - s.last[blocks[fresh]] <= ttl:
+            fresh += 1
     touch(s, key, blocks, now, bit)
     hit = match(s, blocks)
     pin(s, blocks[:hit])
@@ -59,7 +68,7 @@ def serve_one(s: Any, key: Any, blocks: Any, now: Any, bit: Any) -> Any:
         commit(s, blocks[held], slot)
         held += 1
     unpin(s, blocks[:held])
-    return hit
+    return min(hit, fresh)
 
 
 @compiled(
@@ -70,10 +79,13 @@ def serve_one(s: Any, key: Any, blocks: Any, now: Any, bit: Any) -> Any:
         types.int64[::1],
         types.float64[::1],
         types.uint64[::1],
+        types.float64,
         types.int64[::1],
     ),
 )
-def _replay(s: Any, key: Any, nodes: Any, offsets: Any, clock: Any, bits: Any, matched: Any) -> None:
+def _replay(
+    s: Any, key: Any, nodes: Any, offsets: Any, clock: Any, bits: Any, ttl: Any, matched: Any
+) -> None:
     for request in range(clock.size):
         blocks = nodes[offsets[request] : offsets[request + 1]]
-        matched[request] = serve_one(s, key, blocks, clock[request], bits[request])
+        matched[request] = serve_one(s, key, blocks, clock[request], bits[request], ttl)

@@ -25,13 +25,15 @@ ROUTINGS = ("random", "round-robin", "sticky", "hash", "prefix")
 class RoutingConfig:
     """hash_blocks: how many first blocks are hashed, and how many a prefix must share to attract a request
     (the very first one is often common to all). bound: a replica whose prompt tokens exceed this multiple
-    of the mean takes no request for its prefix's sake (Mirrokni et al., 2018). seed: of `random`."""
+    of the mean takes no request for its prefix's sake (Mirrokni et al., 2018). seed: of `random`.
+    ttl: see `replay`."""
 
     replicas: int = 1
     routing: str = "prefix"
     hash_blocks: int = 2
     bound: float = 1.25
     seed: int = 0
+    ttl: float | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ def replay_replicas(workload: Workload, policy: Policy, capacity: int, config: R
         workload.prompt_tokens,
         config.hash_blocks,
         config.bound,
+        np.inf if config.ttl is None else config.ttl,
         np.zeros(config.replicas),
         chosen,
         matched,
@@ -118,7 +121,8 @@ def _hashed(workload: Workload, config: RoutingConfig) -> NDArray[np.int64]:
 
 # All of this is compiled as the core is, without reference counts: a counting caller would give back
 # rows of a bank that it never took.
-BANK = typeof(State(*(array.reshape(1, -1) for array in new_state(1, 1, np.zeros(1)))))
+_ROWS: list[Any] = [array.reshape(1, -1) for array in new_state(1, 1, np.zeros(1))]
+BANK = typeof(State(*_ROWS))
 """A State whose arrays have one row per replica."""
 
 
@@ -176,6 +180,7 @@ def _by_prefix(bank: Any, blocks: Any, load: Any, tokens: Any, least: Any, bound
         types.int64[::1],
         types.int64,
         types.float64,
+        types.float64,
         types.float64[::1],
         types.int64[::1],
         types.int64[::1],
@@ -191,6 +196,7 @@ def _replay(
     prompt_tokens: Any,
     least: Any,
     bound: Any,
+    ttl: Any,
     load: Any,
     chosen: Any,
     matched: Any,
@@ -200,5 +206,5 @@ def _replay(
         if chosen[request] < 0:
             chosen[request] = _by_prefix(bank, blocks, load, prompt_tokens[request], least, bound)
         state = _replica(bank, chosen[request])
-        matched[request] = serve_one(state, key, blocks, clock[request], bits[request])
+        matched[request] = serve_one(state, key, blocks, clock[request], bits[request], ttl)
         load[chosen[request]] += prompt_tokens[request]

@@ -1,0 +1,203 @@
+"""simulate: what a log's hit rate would be under other capacities, policies, replicas and tiers."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from kvtool.analysis.belady import belady
+from kvtool.analysis.curve import LruCurve
+from kvtool.analysis.flops import TYPICAL, Prefill
+from kvtool.analysis.hit_rates import capped, matched_blocks
+from kvtool.analysis.memory import ModelShape, describe_memory, parse_capacity
+from kvtool.analysis.rates import Rates, rates_of
+from kvtool.analysis.replay import replay
+from kvtool.analysis.routing import ROUTINGS, RoutingConfig, replay_replicas
+from kvtool.analysis.workload import Workload
+from kvtool.cache.policies import POLICIES
+
+BELADY = "belady"
+"""The offline optimum; not a policy that could run, hence not in the registry."""
+
+CAPACITIES = ("1%", "3%", "5%", "10%", "30%", "100%")
+DEFAULT_POLICIES = ("lru", "cost", BELADY)
+WORTH_SAYING = 0.01
+
+
+@dataclass(frozen=True)
+class SimulateConfig:
+    """capacities: as `parse_capacity` reads them, all replicas together. train_fraction: requests before
+    it only warm the caches. ttl: seconds. tiers: (name, capacity), fastest first."""
+
+    capacities: tuple[str, ...] = CAPACITIES
+    policies: tuple[str, ...] = DEFAULT_POLICIES
+    replicas: int = 1
+    routing: str = "prefix"
+    train_fraction: float = 0.0
+    ttl: float | None = None
+    tiers: tuple[tuple[str, str], ...] = ()
+    seed: int = 0
+
+
+class Simulation:
+    """One workload under many settings."""
+
+    def __init__(self, workload: Workload, config: SimulateConfig, shape: ModelShape | None = None) -> None:
+        self.workload = workload
+        self.config = config
+        self.shape = shape
+        self.prefill: Prefill = shape.prefill() if shape else TYPICAL
+        self.measured = slice(int(config.train_fraction * workload.requests), None)
+        self.curve = LruCurve(workload, self.prefill)
+        self.unbounded = rates_of(workload, matched_blocks(workload), self.prefill, self.measured)
+
+    def run(self) -> dict[str, Any]:
+        """The JSON document of the contract."""
+        rows = [
+            self.row(policy, capacity)
+            for capacity in sorted({self._blocks(text) for text in self.config.capacities})
+            for policy in self._policies()
+        ]
+        document = {
+            "schema": "kvtool.simulation/1",
+            "requests": {
+                "all": self.workload.requests,
+                "measured": self.workload.requests - int(self.measured.start),
+            },
+            "block_size": self.workload.block_size,
+            "distinct_blocks": self.workload.distinct_blocks,
+            "unbounded": rounded(self.unbounded),
+            "rows": rows,
+            "tiers": self.tier_rows(),
+            "advice": self.advice(rows),
+        }
+        if self.shape is not None:
+            document["memory"] = describe_memory(self.workload, self.shape)
+        return document
+
+    def row(self, policy: str, capacity: int, routing: str | None = None) -> dict[str, Any]:
+        """One setting. Belady is one cache of the whole capacity, whatever the replicas."""
+        routing = routing or self.config.routing
+        split = self.config.replicas > 1 and policy != BELADY
+        imbalance = 1.0
+        if policy == BELADY:
+            matched = belady(self.workload, capacity)
+        elif split:
+            routed = replay_replicas(
+                self.workload,
+                POLICIES.load(policy),
+                capacity,
+                RoutingConfig(self.config.replicas, routing, seed=self.config.seed, ttl=self.config.ttl),
+            )
+            matched = routed.matched
+            tokens = self.workload.prompt_tokens
+            computed = tokens - capped(matched, tokens, self.workload.block_size)
+            computed[: self.measured.start] = 0
+            imbalance = routed.load_over_mean(computed, self.config.replicas)
+        else:
+            matched = replay(self.workload, POLICIES.load(policy), capacity, self.config.ttl)
+        return {
+            "policy": policy,
+            "capacity_blocks": capacity,
+            "capacity_share": round(capacity / max(self.workload.distinct_blocks, 1), 6),
+            "replicas": self.config.replicas if split else 1,
+            "routing": routing if split else None,
+            **rounded(rates_of(self.workload, matched, self.prefill, self.measured)),
+            "max_load_over_mean": round(imbalance, 6),
+        }
+
+    def tier_rows(self) -> list[dict[str, Any]]:
+        """Hit rate of each tier under LRU, where a block that leaves a tier goes to the next and comes
+        back to the first when used: then the tiers are sections of one recency stack."""
+        rows, total, below = [], 0, 0.0
+        for name, text in self.config.tiers:
+            total += self._blocks(text)
+            tokens = self.curve.at(total).tokens
+            rows.append(
+                {"tier": name, "capacity_blocks": self._blocks(text), "tokens": round(tokens - below, 6)}
+            )
+            below = tokens
+        return rows
+
+    def advice(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What would help most at the smallest capacity asked for, in the order in which to try it."""
+        if not rows:
+            return []
+        capacity = rows[0]["capacity_blocks"]
+        online = [row for row in rows if row["capacity_blocks"] == capacity and row["policy"] != BELADY]
+        pieces = [self._routing_advice(online), self._policy_advice(online), self._capacity_advice(online)]
+        if self.unbounded.tokens < 0.3:
+            pieces.append(
+                {
+                    "code": "prompts",
+                    "text": f"Even an unbounded cache serves only {self.unbounded.tokens:.1%}: "
+                    "see what breaks the prefixes with kvtool lint.",
+                    "evidence": {"unbounded": round(self.unbounded.tokens, 6)},
+                }
+            )
+        return [piece for piece in pieces if piece is not None]
+
+    def _routing_advice(self, online: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+        if self.config.replicas == 1 or not online:
+            return None
+        present = max(online, key=lambda row: row["tokens"])
+        policy, capacity = present["policy"], present["capacity_blocks"]
+        single = Simulation(self.workload, replace(self.config, replicas=1), self.shape).row(policy, capacity)
+        others = [self.row(policy, capacity, routing) for routing in ROUTINGS]
+        best = max(others, key=lambda row: row["tokens"])
+        gain = best["tokens"] - present["tokens"]
+        if gain < WORTH_SAYING:
+            return None
+        return {
+            "code": "routing",
+            "text": f"{self.config.replicas} replicas routed by {present['routing']} serve "
+            f"{present['tokens']:.1%}, one cache of their size {single['tokens']:.1%}: routing by "
+            f"{best['routing']} gains {gain:.1%}.",
+            "evidence": {
+                "present": present["tokens"],
+                "single_cache": single["tokens"],
+                "by_routing": {row["routing"]: row["tokens"] for row in others},
+            },
+        }
+
+    def _policy_advice(self, online: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+        rates = {row["policy"]: row["tokens"] for row in online}
+        best = max(rates, key=lambda name: rates[name], default="lru")
+        gain = rates.get(best, 0.0) - rates.get("lru", 1.0)
+        if gain < WORTH_SAYING:
+            return None
+        return {
+            "code": "policy",
+            "text": f"With {online[0]['capacity_blocks']:,} blocks, {best} serves {rates[best]:.1%} "
+            f"where lru serves {rates['lru']:.1%}.",
+            "evidence": {"by_policy": rates, "gain": round(gain, 6)},
+        }
+
+    def _capacity_advice(self, online: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+        blocks = self.curve.capacity_for(0.9)
+        capacity = online[0]["capacity_blocks"] if online else blocks
+        gain = self.curve.at(blocks).tokens - self.curve.at(capacity).tokens
+        if blocks <= capacity or gain < WORTH_SAYING:
+            return None
+        return {
+            "code": "capacity",
+            "text": f"{blocks:,} blocks instead of {capacity:,} gain {gain:.1%} under lru, 90% of what an "
+            "unbounded cache serves.",
+            "evidence": {
+                "blocks": {f"{share:.0%}": self.curve.capacity_for(share) for share in (0.9, 0.95, 0.99)}
+            },
+        }
+
+    def _policies(self) -> list[str]:
+        if "all" in self.config.policies:
+            return [*POLICIES.names(), BELADY]
+        return list(dict.fromkeys(self.config.policies))
+
+    def _blocks(self, capacity: str) -> int:
+        return parse_capacity(capacity, self.workload, self.shape)
+
+
+def rounded(rates: Rates) -> dict[str, Any]:
+    """Rates as JSON has them, six digits."""
+    return {
+        name: value if isinstance(value, int) else round(value, 6) for name, value in asdict(rates).items()
+    }

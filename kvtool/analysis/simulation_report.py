@@ -1,0 +1,52 @@
+"""What a simulation says, for people."""
+
+from typing import Any
+
+from kvtool.report import Column, Report, Table
+
+
+def present(document: dict[str, Any], notes: list[str]) -> Report:
+    """The document and its rendering for people."""
+    unbounded = document["unbounded"]
+    headline = [
+        f"{document['requests']['measured']:,} of {document['requests']['all']:,} requests measured, "
+        f"{document['distinct_blocks']:,} distinct blocks of {document['block_size']} tokens; "
+        f"an unbounded cache serves {unbounded['tokens']:.1%}"
+    ]
+    memory = document.get("memory")
+    if memory:
+        headline.append(
+            f"{memory['model']}: {memory['bytes_per_token']:,.0f} bytes per token in 16 bits, "
+            f"{memory['blocks_per_gib']:,} blocks per GiB, {memory['sessions_per_gib']:,} sessions per GiB "
+            f"at their longest, {memory['sessions_per_gib_shared']:,} with shared blocks kept once"
+        )
+    split = any(row["routing"] for row in document["rows"])
+    columns = [
+        Column("blocks", "count"),
+        Column("of distinct", "rate"),
+        Column("policy"),
+        Column("hit rate", "rate"),
+    ]
+    columns += [Column("FLOPs saved", "rate")]
+    columns += [Column("routing"), Column("max load / mean", "ratio")] if split else []
+    rows = [
+        [
+            row["capacity_blocks"],
+            row["capacity_share"],
+            row["policy"],
+            row["tokens"],
+            row["rebuild_flops_saved"],
+        ]
+        + ([row["routing"], row["max_load_over_mean"]] if split else [])
+        for row in document["rows"]
+    ]
+    tables = [
+        Table("Caches", columns, rows),
+        Table(
+            "Tiers (lru)",
+            [Column("tier"), Column("blocks", "count"), Column("hit rate", "rate")],
+            [[row["tier"], row["capacity_blocks"], row["tokens"]] for row in document["tiers"]],
+        ),
+        Table("Advice", [Column(""), Column("")], [[row["code"], row["text"]] for row in document["advice"]]),
+    ]
+    return Report(document, headline, [table for table in tables if table.rows], notes=notes)

@@ -1,0 +1,174 @@
+"""kvtool simulate: a log under other capacities, policies, replicas and tiers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvtool.cache.policies import POLICIES
+from kvtool.errors import KvtoolError
+from kvtool.logs.formats import FORMATS
+from kvtool.options import Assignment, Rate, as_dict
+from kvtool.renderers import RENDERERS
+
+if TYPE_CHECKING:
+    from kvtool.analysis.workload import Workload
+    from kvtool.report import Report
+
+
+@dataclass(frozen=True)
+class Config:
+    """All options of simulate. capacities: blocks, shares or bytes; ttl, session_gap: seconds."""
+
+    logs: tuple[str, ...]
+    capacities: tuple[str, ...] = ("1%", "3%", "5%", "10%", "30%", "100%")
+    policies: tuple[str, ...] = ("lru", "cost", "belady")
+    model: str | None = None
+    replicas: int = 1
+    routing: str = "prefix"
+    tiers: tuple[tuple[str, str], ...] = ()
+    ttl: float | None = None
+    train_fraction: float = 0.0
+    seed: int = 0
+    block_size: int | None = None
+    tokenizer: str | None = None
+    chat_template: str = "auto"
+    where: str | None = None
+    session_gap: float | None = None
+    share_tenants: bool = False
+    format: str | None = None
+    mapping: Mapping[str, str] = field(default_factory=dict)
+    output_format: str = "terminal"
+
+
+def as_tiers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[tuple[str, str], ...]:
+    """`device=5%,host=20%` -> pairs, fastest first."""
+    kind = Assignment()
+    return tuple(kind.convert(part.strip(), None, None) for part in value.split(",")) if value else ()
+
+
+@click.command(
+    epilog="Example: kvtool simulate trace.jsonl --capacity 5% --policy all --replicas 4 --routing sticky"
+)
+@click.argument("logs", nargs=-1, required=True)
+@click.option(
+    "--capacity",
+    "capacities",
+    multiple=True,
+    default=Config.capacities,
+    show_default=True,
+    help="Blocks (1828), a share of the distinct blocks (5%), or bytes (8GiB, with --model).",
+)
+@click.option(
+    "--policy",
+    "policies",
+    type=click.Choice([*POLICIES.names(), "belady", "all"]),
+    multiple=True,
+    default=Config.policies,
+    show_default=True,
+)
+@click.option("--model", help="Model folder or embedded: bytes per block, FLOPs. Only config.json is read.")
+@click.option("--replicas", type=click.IntRange(min=1), default=Config.replicas, show_default=True)
+@click.option(
+    "--routing",
+    type=click.Choice(["random", "round-robin", "sticky", "hash", "prefix"]),
+    default=Config.routing,
+    show_default=True,
+)
+@click.option(
+    "--tiers",
+    callback=as_tiers,
+    metavar="NAME=SIZE,...",
+    help="Hit rate per tier, such as device=5%,host=20%.",
+)
+@click.option("--ttl", type=click.FloatRange(min=0), metavar="SECONDS", help="Blocks expire unless touched.")
+@click.option(
+    "--train-fraction",
+    type=Rate(),
+    default=Config.train_fraction,
+    help="Fit and warm on the first part, measure on the rest.",
+)
+@click.option("--seed", type=int, default=Config.seed, show_default=True, help="Of --routing random.")
+@click.option("--block-size", type=click.IntRange(min=1), help="Tokens per block (32, or the trace's own).")
+@click.option("--tokenizer", help="embedded, bytes, a folder, a tokenizer.json or a hub id.")
+@click.option(
+    "--chat-template", default=Config.chat_template, show_default=True, help="auto, chatml-tools or a file."
+)
+@click.option("--where", metavar="SQL", help="Keep requests for which this DuckDB expression is true.")
+@click.option(
+    "--session-gap", type=click.FloatRange(min=0), metavar="SECONDS", help="A longer pause ends a session."
+)
+@click.option("--share-tenants", is_flag=True, help="Let requests of different tenants share blocks.")
+@click.option(
+    "--format", metavar="NAME", help=f"Log format; sniffed by default ({', '.join(FORMATS.names())})."
+)
+@click.option(
+    "--map",
+    "mapping",
+    type=Assignment(),
+    multiple=True,
+    callback=as_dict,
+    help="Where an unknown format keeps a field.",
+)
+@click.option(
+    "--output-format",
+    type=click.Choice(["terminal", "json", "markdown"]),
+    default=Config.output_format,
+    show_default=True,
+)
+def command(**options: Any) -> None:
+    """Hit rate of LOGS, or of an ANALYSIS.duckdb, at other capacities, policies, replicas and tiers."""
+    config = Config(**options)
+    RENDERERS.load(config.output_format)(run(config))
+
+
+def run(config: Config) -> "Report":
+    """The report of all settings."""
+    from kvtool.analysis.memory import read_shape
+    from kvtool.analysis.simulate import SimulateConfig, Simulation
+    from kvtool.analysis.simulation_report import present
+
+    shape = read_shape(config.model) if config.model else None
+    workload, notes = load(config)
+    simulation = Simulation(
+        workload,
+        SimulateConfig(
+            config.capacities,
+            config.policies,
+            config.replicas,
+            config.routing,
+            config.train_fraction,
+            config.ttl,
+            config.tiers,
+            config.seed,
+        ),
+        shape,
+    )
+    return present(simulation.run(), notes)
+
+
+def load(config: Config) -> tuple["Workload", list[str]]:
+    """The workload of the logs, or of a saved analysis, and what the reader must know about it."""
+    from kvtool.analysis.analyze import AnalyzeConfig, read_workload
+    from kvtool.analysis.store import is_analysis, load_analysis
+    from kvtool.logs.reader import open_log
+    from kvtool.progress import counted
+    from kvtool.tokens import load_encoder
+
+    if any(is_analysis(path) for path in config.logs):
+        if len(config.logs) > 1:
+            raise KvtoolError("an analysis stands alone: name one .duckdb file, or logs")
+        return load_analysis(config.logs[0]), []
+    log = open_log(config.logs, format=config.format, mapping=config.mapping)
+    notes: list[str] = []
+    sizes = () if config.block_size is None else (config.block_size,)
+    with counted("requests read") as advance:
+        reading = read_workload(
+            log,
+            lambda: load_encoder(config.tokenizer, config.chat_template, notes.append),
+            AnalyzeConfig(sizes, config.share_tenants, config.where, config.session_gap, held_tokens=0),
+            advance,
+        )
+    skipped = [f"{each.rows} rows skipped: {each.reason} (first at {each.first})" for each in log.skipped]
+    return reading.workload, [*skipped, *log.notes, *notes, *reading.notes]
