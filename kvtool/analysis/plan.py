@@ -27,7 +27,7 @@ class PlanConfig:
 
 @dataclass(frozen=True)
 class Plan:
-    """n blocks in storage order: depth first, the most used child first, so that chains stand together.
+    """n blocks in storage order: depth first, so that chains stand together, see `_storage_order`.
 
     parent: row in this plan, -1 for a first block. tokens: uint32 [n, block_size]. hits: requests of the
     log that would use the block. tenant: index into `tenants`. bytes: stored size of each block.
@@ -54,8 +54,9 @@ class Forecast:
     hit_rate: prompt tokens served by the stored blocks / prompt tokens, over the whole log.
     hit_rate_cached: the same with an unbounded cache that also keeps what it computes.
     hit_rate_cold: that cache without the stored blocks.
+    tokens: distinct tokens of the planned prefixes, each of which is computed once.
     tokens_unshared: what the same prefixes cost when every request computes its own.
-    split_tokens: tokens computed and stored more than once because prompts part inside a block.
+    split_tokens: copies that are stored because prompts part inside a block.
     too_deep: blocks left out because they lie beyond the model's positions.
     over_budget, under_used: blocks left out by --budget and by --min-requests.
     """
@@ -95,6 +96,7 @@ def make_plan(
     row = np.full(len(trie.parent) + 1, -1, np.int64)
     row[order] = np.arange(len(order))
     tokens = trie.tokens[order]
+    split = _split_tokens(row[trie.parent[order]], trie.tenant[order], tokens)
     return Plan(
         block_size=workload.block_size,
         tenants=trie.tenants,
@@ -109,9 +111,9 @@ def make_plan(
             hit_rate=trie.hit_rate(chosen),
             hit_rate_cached=trie.hit_rate(chosen, grows=True),
             hit_rate_cold=trie.hit_rate(np.zeros_like(chosen), grows=True),
-            tokens=len(order) * workload.block_size,
+            tokens=len(order) * workload.block_size - split,
             tokens_unshared=int(trie.hits[order].sum()) * workload.block_size,
-            split_tokens=_split_tokens(row[trie.parent[order]], trie.tenant[order], tokens),
+            split_tokens=split,
             too_deep=int((~usable & (trie.hits >= config.min_requests)).sum()),
             over_budget=int((wanted & ~chosen).sum()),
             under_used=int((usable & (trie.hits < config.min_requests)).sum()),
@@ -212,7 +214,11 @@ def _children(parent: NDArray[np.int64]) -> list[list[int]]:
 
 
 def _storage_order(trie: _Trie, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Chosen nodes depth first, siblings by hits (most first), then tenant, then id."""
+    """Chosen nodes depth first. Siblings follow the trie of their tokens, the most used branch first.
+
+    So a hot chain is one run, and a block finds what it shares with any earlier sibling in the sibling
+    just before it.
+    """
     children = _children(trie.parent)
     order: list[int] = []
     stack = [-1]
@@ -220,12 +226,27 @@ def _storage_order(trie: _Trie, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
         node = stack.pop()
         if node >= 0:
             order.append(node)
-        ranked = sorted(
-            (child for child in children[node] if chosen[child]),
-            key=lambda child: (-int(trie.hits[child]), int(trie.tenant[child]), child),
-        )
-        stack.extend(reversed(ranked))
+        stack.extend(reversed(_ranked(trie, [child for child in children[node] if chosen[child]])))
     return np.array(order, np.int64)
+
+
+def _ranked(trie: _Trie, siblings: list[int]) -> list[int]:
+    """Siblings grouped by tenant, then by each token in turn; groups of more hits first, then lower ids."""
+    stack = [(siblings, -1)]
+    order: list[int] = []
+    while stack:
+        nodes, place = stack.pop()
+        if len(nodes) <= 1:
+            order.extend(nodes)
+            continue
+        groups: dict[int, list[int]] = {}
+        for node in nodes:
+            groups.setdefault(int(trie.tenant[node] if place < 0 else trie.tokens[node, place]), []).append(
+                node
+            )
+        ranked = sorted(groups.values(), key=lambda group: (-int(trie.hits[group].sum()), group[0]))
+        stack.extend((group, place + 1) for group in reversed(ranked))
+    return order
 
 
 def _split_tokens(parent: NDArray[np.int64], tenant: NDArray[np.int32], tokens: NDArray[np.uint32]) -> int:

@@ -1,7 +1,7 @@
 """Prewarm: walk the plan's trie over the arena, compute every token once, write shards as it goes.
 
 The arena holds the current path and nothing else: the block at depth d is in slot d, a branch overwrites
-what its sibling left, parents are shared by staying where they are. The forward is the one that
+its sibling from where they part, parents are shared by staying where they are. The forward is the one that
 serving uses. A run that was interrupted goes on behind the last committed shard file and computes the
 same pieces in the same shapes, so what it writes is what the first run would have written.
 """
@@ -105,7 +105,7 @@ class _Run:
         self.shards = self._existing()
         self.known: dict[BlockHash, BlockRow] = dict(self.shards.index) if self.shards else {}
         self.model = model
-        self.present = sum(name in self.known for name in self.hashes) * plan.block_size
+        self.blocks_done = sum(name in self.known for name in self.hashes)
         self.computed = self.again = self.loaded = 0
 
     def go(self) -> PrewarmResult:
@@ -163,7 +163,8 @@ class _Run:
                 for row in range(piece.first, piece.last):
                     if row in stored:
                         self._append(row, number, writer, arena)
-                self.progress(self.present + self.computed)
+                self.blocks_done += sum(row in stored for row in range(piece.first, piece.last))
+                self.progress(self.blocks_done * self.plan.block_size)
         return writer.file()
 
     def _fill(self, piece: Piece, stored: set[int], runner: Runner, arena: Arena) -> None:
@@ -173,12 +174,12 @@ class _Run:
         if new == 0 and self._load(piece, arena):
             self.loaded += (piece.last - piece.first) * size
             return
-        depth = int(self.plan.depth[piece.first])
-        tokens = np.ravel(self.plan.tokens[piece.first : piece.last])
-        slots = range(depth + piece.last - piece.first)
-        runner.step([Chunk(tokens, depth * size, slots)])
-        self.computed += new * size
-        self.again += len(tokens) - new * size
+        start = int(self.plan.depth[piece.first]) * size + piece.shared
+        tokens = np.ravel(self.plan.tokens[piece.first : piece.last])[piece.shared :]
+        runner.step([Chunk(tokens, start, range(-(-(start + len(tokens)) // size)))])
+        fresh = new * size - (piece.shared if piece.first in stored else 0)
+        self.computed += fresh
+        self.again += len(tokens) - fresh
 
     def _load(self, piece: Piece, arena: Arena) -> bool:
         """Whether all blocks of a stored piece could be read back without loss."""

@@ -177,10 +177,10 @@ def _notes(plan: dict[str, Any]) -> list[str]:
     ]
     notes = [f"{count:,} blocks left out: they {reason}" for count, reason in reasons if count]
     if plan["split_tokens"]:
-        share = plan["split_tokens"] / plan["tokens"]
+        share = plan["split_tokens"] / (plan["tokens"] + plan["split_tokens"])
         notes.append(
-            f"prompts part inside a block: {plan['split_tokens']:,} tokens ({share:.1%}) are stored twice "
-            "or more; a smaller --block-size stores fewer"
+            f"prompts part inside a block: {plan['split_tokens']:,} stored tokens ({share:.1%}) are copies; "
+            "a smaller --block-size makes fewer"
         )
     return notes
 

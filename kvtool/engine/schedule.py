@@ -3,6 +3,9 @@
 KV values depend in their last bits on the shape of the forward that made them. So the cuts follow
 from the plan alone: a piece ends where the trie branches and at absolute positions that are multiples
 of `chunk_tokens`. A run that resumes computes the very same pieces.
+
+Where prompts part inside a block, the tokens before the split stand in the slot already, left there by
+the sibling that computed them: a piece starts behind them, and no token is computed twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,11 +19,17 @@ CHUNK_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows [first, last) of the plan: consecutive blocks of one chain. `parent` is the row above, or -1."""
+    """Rows [first, last) of the plan: consecutive blocks of one chain. `parent` is the row above, or -1.
+
+    shared: leading tokens of the first block that earlier siblings computed; owners: the pieces, by
+    number, that did.
+    """
 
     first: int
     last: int
     parent: int
+    shared: int
+    owners: tuple[int, ...]
 
 
 def chunk_tokens(block_size: int) -> int:
@@ -30,7 +39,7 @@ def chunk_tokens(block_size: int) -> int:
 
 def chunking(block_size: int) -> dict[str, object]:
     """What the manifest records about the cuts."""
-    return {"cuts": "branches and multiples", "tokens": chunk_tokens(block_size), "sequences": 1}
+    return {"cuts": "splits and multiples", "tokens": chunk_tokens(block_size), "sequences": 1}
 
 
 def cut_pieces(plan: Plan) -> list[Piece]:
@@ -41,7 +50,8 @@ def cut_pieces(plan: Plan) -> list[Piece]:
     children = [0] * (len(parents) + 1)
     for parent in parents:
         children[parent] += 1
-    pieces = []
+    pieces: list[Piece] = []
+    families = _Families(plan)
     first = 0
     for row in range(1, len(parents) + 1):
         goes_on = (
@@ -51,9 +61,30 @@ def cut_pieces(plan: Plan) -> list[Piece]:
             and depths[row] % per_piece != 0
         )
         if not goes_on:
-            pieces.append(Piece(first, row, parents[first]))
+            shared, owners = families.enter(first, len(pieces))
+            pieces.append(Piece(first, row, parents[first], shared, owners))
             first = row
     return pieces
+
+
+class _Families:
+    """For each parent: the block last seen below it, and which piece computed each of its tokens."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.last: dict[tuple[int, int], tuple[int, list[int]]] = {}
+
+    def enter(self, row: int, piece: int) -> tuple[int, tuple[int, ...]]:
+        """(tokens shared with the sibling before, pieces that own them) of a piece's first row."""
+        family = (int(self.plan.parent[row]), int(self.plan.tenant[row]))
+        shared, owners = 0, [piece] * self.plan.block_size
+        if family in self.last:
+            sibling, theirs = self.last[family]
+            differs = self.plan.tokens[row] != self.plan.tokens[sibling]
+            shared = int(differs.argmax())
+            owners[:shared] = theirs[:shared]
+        self.last[family] = (row, owners)
+        return shared, tuple(dict.fromkeys(owners[:shared]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +122,16 @@ def batches(plan: Plan, pieces: Sequence[Piece], missing: Callable[[int], bool],
 
 
 def _needed(pieces: Sequence[Piece], wanted: list[bool]) -> list[bool]:
-    """A piece is visited if something in it or below it is wanted. Children come after their parents."""
+    """A piece is visited if something in it or below it is wanted, or tokens that it owns are shared.
+
+    Parents and owners come before those that need them.
+    """
     needed = list(wanted)
     holder = {row: number for number, piece in enumerate(pieces) for row in range(piece.first, piece.last)}
     for number in range(len(pieces) - 1, -1, -1):
-        if needed[number] and pieces[number].parent >= 0:
-            needed[holder[pieces[number].parent]] = True
+        if needed[number]:
+            for owner in pieces[number].owners:
+                needed[owner] = True
+            if pieces[number].parent >= 0:
+                needed[holder[pieces[number].parent]] = True
     return needed

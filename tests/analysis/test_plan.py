@@ -98,6 +98,7 @@ def test_split_tokens_are_what_a_token_trie_would_save(prompts):
     plan = make_plan(workload_of(prompts, block_size=3), PlanConfig(min_requests=1), ten_bytes, 1000)
     distinct = {path[:end] for path in paths(plan) for end in range(1, len(path) + 1)}
     assert plan.forecast.split_tokens == len(plan) * 3 - len(distinct)
+    assert plan.forecast.tokens == len(distinct)
 
 
 def test_storage_order_keeps_chains_together_and_the_most_used_first():

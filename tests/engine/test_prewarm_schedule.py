@@ -29,6 +29,14 @@ def plan_of(prompts: list[list[int]]) -> Plan:
     return make_plan(workload, PlanConfig(min_requests=1), lambda depth: 10 + (depth == 0), 10_000)
 
 
+def prefixes(plan: Plan) -> list[tuple[int, ...]]:
+    """The whole prefix of every row."""
+    found: list[tuple[int, ...]] = []
+    for parent, tokens in zip(plan.parent.tolist(), plan.tokens.tolist(), strict=True):
+        found.append((found[parent] if parent >= 0 else ()) + tuple(tokens))
+    return found
+
+
 PROMPTS = st.lists(st.lists(st.integers(0, 1), min_size=3, max_size=40), min_size=1, max_size=12)
 
 
@@ -78,18 +86,35 @@ def test_what_is_visited_is_what_is_missing_and_what_it_builds_on(prompts, limit
         piece for batch in batches(plan, pieces, missing.__contains__, limit) for piece in batch.pieces
     ]
     assert len(set(visited)) == len(visited)
-    resident: dict[int, int] = {}  # depth -> row, as the arena holds the current path
+    arena: dict[int, tuple[int, ...]] = {}  # position -> the prefix whose last token stands there
+    paths = prefixes(plan)
     for piece in visited:
-        depth = int(plan.depth[piece.first])
-        assert piece.parent == -1 or resident[depth - 1] == piece.parent
-        for row in range(piece.first, piece.last):
-            resident[int(plan.depth[row])] = row
-    ancestors = set()
-    for row in missing:
-        while row >= 0:
-            ancestors.add(row)
-            row = int(plan.parent[row])
-    assert visited == [piece for piece in pieces if ancestors & set(range(piece.first, piece.last))]
+        start = int(plan.depth[piece.first]) * 2 + piece.shared
+        path = paths[piece.last - 1]
+        assert all(arena[at] == path[: at + 1] for at in range(start))
+        arena |= {at: path[: at + 1] for at in range(start, len(path))}
+    holder = {row: number for number, piece in enumerate(pieces) for row in range(piece.first, piece.last)}
+    needed: set[int] = set()
+    queue = [holder[row] for row in missing]
+    while queue:
+        number = queue.pop()
+        needed.add(number)
+        above = [holder[pieces[number].parent]] if pieces[number].parent >= 0 else []
+        queue.extend({*above, *pieces[number].owners} - needed)
+    assert visited == [pieces[number] for number in sorted(needed)]
+
+
+@given(PROMPTS)
+def test_every_token_of_the_trie_is_computed_once(prompts):
+    plan = plan_of(prompts)
+    paths = prefixes(plan)
+    computed = []
+    for piece in cut_pieces(plan):
+        start = int(plan.depth[piece.first]) * 2 + piece.shared
+        path = paths[piece.last - 1]
+        computed += [path[: at + 1] for at in range(start, len(path))]
+    assert len(set(computed)) == len(computed) == plan.forecast.tokens
+    assert set(computed) == {path[: at + 1] for path in paths for at in range(len(path))}
 
 
 def test_full_pieces_are_whole_blocks():
