@@ -1,9 +1,18 @@
-"""A model directory that is complete and tiny: random Llama weights, a byte-level tokenizer, ChatML marks."""
+"""What several rooms need: a tiny model directory, a branching log, a server on loopback."""
 
 import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from kvtool.engine.serving.engine import Engine
+    from kvtool.engine.serving.scheduler import Scheduler
 
 
 @pytest.fixture(scope="session")
@@ -67,3 +76,64 @@ def branching_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server on loopback, in a thread of this process, so that a test can look inside."""
+
+    url: str
+    engine: "Engine"
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return dict(self.engine.scheduler.counts)
+
+    def on_scheduler(self, function: "Callable[[Scheduler], Any]") -> Any:
+        return self.engine.runtime.call(function).result(30)
+
+    def idle(self) -> None:
+        """Wait until no request is inside, then check every invariant."""
+        for _ in range(3000):
+            if not self.engine.runtime.inside and self.on_scheduler(
+                lambda s: not s.running and not s.waiting
+            ):
+                break
+            threading.Event().wait(0.01)
+        else:
+            raise AssertionError("requests never ended")
+        self.on_scheduler(lambda s: s.pool.check())
+
+
+@contextmanager
+def run_server(**options: Any) -> Iterator[Running]:
+    from kvtool.engine.serving.config import ServeConfig
+    from kvtool.engine.serving.engine import build_engine
+    from kvtool.engine.serving.keys import Keys
+    from kvtool.engine.serving.launch import Server, bind
+    from kvtool.engine.serving.metrics import Metrics
+    from kvtool.engine.serving.server import create_app
+
+    config = ServeConfig(port=0, drain=5.0, **options)
+    metrics = Metrics()
+    keys = Keys.load(config.api_key_file, config.host)
+    engine = build_engine(config, metrics)
+    listening = bind("127.0.0.1", 0)
+    ready = threading.Event()
+    server = Server(create_app(engine, metrics, keys), config, ready.set)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        assert ready.wait(60)
+        yield Running(f"http://127.0.0.1:{listening.getsockname()[1]}", engine)
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        listening.close()
+    assert not thread.is_alive() and engine.scheduler.pool.device.available() == engine.tiers.device
+
+
+@pytest.fixture(scope="session")
+def serving() -> Callable[..., AbstractContextManager[Running]]:
+    """A context manager: options of ServeConfig -> a running server, stopped and checked at its end."""
+    return run_server

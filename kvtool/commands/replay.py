@@ -135,6 +135,8 @@ def run(config: Config) -> "Report":
     if stats is not None:
         predicted, why = prediction(config, requests, sent, stats, stored)
         notes += [why] if why else []
+        if predicted and any(stats["tiers"][tier]["used"] for tier in stats["tiers"] if tier != "shards"):
+            notes.append("the cache was not empty: the prediction takes its blocks to stay (see --reset)")
     return describe(config, model, sent, predicted, notes)
 
 

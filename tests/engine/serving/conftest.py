@@ -1,11 +1,8 @@
 """A fake model whose "keys and values" are the tokens themselves: a wrong block gives a wrong answer."""
 
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,14 +13,8 @@ from kvtool.cache.index import BlockIndex
 from kvtool.cache.policies import POLICIES
 from kvtool.cache.tiers import Move, Tier, TieredPool
 from kvtool.engine.compute.runner import Chunk
-from kvtool.engine.serving.config import ServeConfig
-from kvtool.engine.serving.engine import Engine, build_engine
 from kvtool.engine.serving.generation import Delta, Generation
-from kvtool.engine.serving.keys import Keys
-from kvtool.engine.serving.launch import Server, bind
-from kvtool.engine.serving.metrics import Metrics
 from kvtool.engine.serving.scheduler import Limits, Scheduler
-from kvtool.engine.serving.server import create_app
 from kvtool.engine.serving.text import Detokenizer, StopFilter
 from kvtool.tokens import BytesTokenizer
 
@@ -151,56 +142,3 @@ def fake_engine() -> Callable[..., FakeEngine]:
 @pytest.fixture
 def answer() -> Callable[[Sequence[int], int], list[int]]:
     return expected_answer
-
-
-@dataclass(frozen=True)
-class Running:
-    """A server on loopback, in a thread of this process, so that a test can look inside."""
-
-    url: str
-    engine: Engine
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return dict(self.engine.scheduler.counts)
-
-    def on_scheduler(self, function: Callable[[Scheduler], Any]) -> Any:
-        return self.engine.runtime.call(function).result(30)
-
-    def idle(self) -> None:
-        """Wait until no request is inside, then check every invariant."""
-        for _ in range(3000):
-            if not self.engine.runtime.inside and self.on_scheduler(
-                lambda s: not s.running and not s.waiting
-            ):
-                break
-            threading.Event().wait(0.01)
-        else:
-            raise AssertionError("requests never ended")
-        self.on_scheduler(lambda s: s.pool.check())
-
-
-@contextmanager
-def run_server(**options: Any) -> Iterator[Running]:
-    config = ServeConfig(port=0, drain=5.0, **options)
-    metrics = Metrics()
-    keys = Keys.load(config.api_key_file, config.host)
-    engine = build_engine(config, metrics)
-    listening = bind("127.0.0.1", 0)
-    ready = threading.Event()
-    server = Server(create_app(engine, metrics, keys), config, ready.set)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    try:
-        assert ready.wait(60)
-        yield Running(f"http://127.0.0.1:{listening.getsockname()[1]}", engine)
-    finally:
-        server.should_exit = True
-        thread.join(60)
-        listening.close()
-    assert not thread.is_alive() and engine.scheduler.pool.device.available() == engine.tiers.device
-
-
-@pytest.fixture(scope="session")
-def serving() -> Callable[..., AbstractContextManager[Running]]:
-    return run_server

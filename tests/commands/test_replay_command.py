@@ -1,0 +1,162 @@
+"""kvtool replay against our own server: what is measured is what the simulated pool predicts."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvtool.cli import main
+from kvtool.commands.replay import percentiles
+from kvtool.engine.replay import delays
+from kvtool.requests import Request, Source
+
+
+def replay(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["replay", *map(str, arguments)], catch_exceptions=False)
+
+
+def document(*arguments: object) -> dict[str, Any]:
+    result = replay(*arguments, "--output-format", "json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+@pytest.mark.parametrize("device_blocks", [400, 48])
+def test_measured_is_predicted_with_room_and_without(
+    serving: Callable[..., Any], tiny_model: Path, branching_log: Path, device_blocks: int
+) -> None:
+    with serving(model=str(tiny_model), block_size=16, device_blocks=device_blocks, host_memory=0) as running:
+        options = ("--url", running.url, "--tokenizer", tiny_model, "--fast", "--in-flight", 1)
+        found = document(branching_log, *options, "--max-tokens", 20)
+        running.idle()
+        counts = running.counts
+        assert found["schema"] == "kvtool.replay/1" and found["model"] == running.engine.model_id
+        assert len(found["requests"]) == 10 and found["failed"] == [] and found["notes"] == []
+        assert found["tokens"]["prompt"] == counts["prompt_tokens"]
+        assert found["tokens"]["cached"] == counts["hit_tokens_device"] > 0
+        assert found["hit_rate"]["measured"] == pytest.approx(
+            counts["hit_tokens_device"] / counts["prompt_tokens"]
+        )
+        assert found["hit_rate"]["predicted"] == pytest.approx(found["hit_rate"]["measured"], abs=0.005)
+        assert (running.engine.scheduler.pool.lost > 0) is (device_blocks == 48)
+        times = [request["ttft_seconds"] for request in found["requests"]]
+        assert found["ttft_seconds"]["max"] == max(times) and found["ttft_seconds"]["p50"] == sorted(times)[4]
+
+        again = document(branching_log, *options, "--limit", 3)
+        assert len(again["requests"]) == 3
+        assert "the cache was not empty" in again["notes"][0]
+        if device_blocks == 400:
+            assert again["hit_rate"]["predicted"] == again["hit_rate"]["measured"] > 0.9
+        cleared = document(branching_log, *options, "--limit", 1, "--reset")
+        assert cleared["hit_rate"] == {"measured": 0.0, "predicted": 0.0}
+
+
+def test_terminal_output_and_other_tokenizers(
+    serving: Callable[..., Any], tiny_model: Path, branching_log: Path
+) -> None:
+    with serving(model=str(tiny_model), block_size=16, device_blocks=200) as running:
+        result = replay(
+            branching_log, "--url", f"{running.url}/v1", "--tokenizer", "bytes", "--fast", "--limit", 2
+        )
+        assert result.exit_code == 0
+        assert "2 of 2 requests answered" in result.stdout and "first token" in result.stdout
+        assert "no prediction: the server has another tokenizer" in result.stdout
+
+
+@pytest.fixture
+def stranger() -> Iterator[str]:
+    """Another vendor's server: no /kv, no cached tokens, refuses every second request."""
+
+    class Handler(BaseHTTPRequestHandler):
+        seen = 0
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_GET(self) -> None:
+            models = b'{"data": [{"id": "other"}]}'
+            self.answer(*(200, models) if self.path == "/v1/models" else (404, b"no"))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            assert body["stream"] and body["model"] == "other"
+            Handler.seen += 1
+            if Handler.seen % 2 == 0:
+                self.answer(503, b'{"error": {"message": "too busy"}}')
+                return
+            chunks = [
+                {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
+                {"choices": [{"delta": {"content": "hi"}}]},
+                {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 1}},
+            ]
+            lines = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+            self.answer(200, lines.encode())
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_another_vendors_server_and_its_refusals(stranger: str, branching_log: Path) -> None:
+    result = replay(
+        branching_log, "--url", stranger, "--fast", "--in-flight", 1, "--limit", 4, "--output-format", "json"
+    )
+    assert result.exit_code == 1, "a refused request is a finding"
+    found = json.loads(result.stdout)
+    assert [request["error"] for request in found["requests"]] == [None, "503: too busy"] * 2
+    assert found["failed"] == [{"reason": "503: too busy", "requests": 2, "first": f"{branching_log}:2"}]
+    assert found["hit_rate"] == {"measured": 0.0, "predicted": None}
+    assert found["requests"][0]["cached_tokens"] is None and found["tokens"]["prompt"] == 14
+    assert "the server does not report cached tokens" in found["notes"]
+
+
+def test_no_server_is_one_line_and_exit_2(branching_log: Path) -> None:
+    result = replay(branching_log, "--url", "http://127.0.0.1:9")
+    assert result.exit_code == 2
+    assert "no OpenAI-compatible server answers" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_block_traces_cannot_be_sent(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(
+        json.dumps({"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]}) + "\n"
+    )
+    result = replay(trace)
+    assert result.exit_code == 2 and "the prompt's text is not in the log" in result.stderr
+
+
+def at(*seconds: float | None) -> list[Request]:
+    return [
+        Request(str(row), Source("log", row), arrival=None if when is None else int(when * 1e6), text="x")
+        for row, when in enumerate(seconds)
+    ]
+
+
+def test_recorded_pauses_are_kept_and_scaled() -> None:
+    assert delays(at(100, 101, 105), 1.0) == [0.0, 1.0, 5.0]
+    assert delays(at(100, 101, 105), 10.0) == [0.0, 0.1, 0.5]
+    assert delays(at(100, None, 105, None), 1.0) == [0.0, 0.0, 5.0, 5.0]
+    assert delays(at(100, 105), None) == [0.0, 0.0]
+
+
+def test_percentiles_are_values_that_were_measured() -> None:
+    found = percentiles([float(number) for number in range(1, 101)])
+    assert found == {"p50": 50.0, "p90": 90.0, "p99": 99.0, "max": 100.0, "mean": 50.5}
+    assert percentiles([3.0]) == {"p50": 3.0, "p90": 3.0, "p99": 3.0, "max": 3.0, "mean": 3.0}
+    assert percentiles([]) is None

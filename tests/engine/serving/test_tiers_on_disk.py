@@ -1,0 +1,229 @@
+"""Shards and the write-back area behind the server: used when whole, a counted miss when damaged."""
+
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from kvtool.blocks import BlockHash
+from kvtool.cli import main
+from kvtool.engine.storage.manifest import shard_name
+from kvtool.engine.storage.writeback import Survivor, WriteBack
+from kvtool.errors import KvtoolError
+
+Serving = Callable[..., AbstractContextManager[Any]]
+SIZE = 16
+OPTIONS: dict[str, Any] = {"device_blocks": 120, "host_memory": 0}
+SYSTEM = "You answer questions about trains, planes and ships. " * 8  # as in branching_log
+
+
+def ask(running: Any, question: str, **fields: Any) -> tuple[str, int]:
+    """(answer, cached tokens) of a greedy request that begins as the log's do."""
+    body = {
+        "model": running.engine.model_id,
+        "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}],
+        "temperature": 0,
+        "max_tokens": 12,
+        "ignore_eos": True,
+        **fields,
+    }
+    answer = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    document = answer.json()
+    cached = document["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return document["choices"][0]["message"]["content"], cached
+
+
+@pytest.fixture(scope="module")
+def shards(tiny_model: Path, branching_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("warm") / "shards"
+    arguments = ["--logs", branching_log, "--model", tiny_model, "--block-size", SIZE, "--out", folder]
+    result = CliRunner().invoke(main, ["prewarm", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+def test_a_first_request_hits_the_shards_and_answers_as_without(
+    serving: Serving, tiny_model: Path, shards: Path
+) -> None:
+    with serving(model=str(tiny_model), shards=shards, **OPTIONS) as running:
+        plain, cached = ask(running, "Where?", cache_salt="nothing is shared")
+        assert cached == 0
+        warm, cached = ask(running, "Where?")
+        assert cached // SIZE >= len(SYSTEM) // SIZE and warm == plain
+        assert running.counts["hit_tokens_shards"] == cached and running.counts["bad_blocks"] == 0
+        again, more = ask(running, "Where?")
+        assert again == plain and more >= cached and running.counts["hit_tokens_device"] == more
+
+
+def test_a_flipped_bit_is_a_counted_miss_with_the_same_answer(
+    serving: Serving, tiny_model: Path, shards: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(shards, broken)
+    with serving(model=str(tiny_model), shards=broken, **OPTIONS) as running:
+        row = next(row for row in running.engine.shards.rows if row.depth == 5)
+        file = broken / shard_name(row.shard)
+        data = bytearray(file.read_bytes())
+        data[row.offset + row.bytes // 2] ^= 1
+        file.chmod(0o600)
+        file.write_bytes(data)
+        plain, _ = ask(running, "Where?", cache_salt="nothing is shared")
+        warm, cached = ask(running, "Where?")
+        assert warm == plain and cached == 5 * SIZE
+        assert running.counts["bad_blocks"] == 1
+        assert "checksum" in caplog.text
+        again, cached = ask(running, "Where?")
+        assert again == plain and cached > 5 * SIZE and running.counts["bad_blocks"] == 1
+        running.idle()
+
+
+def test_a_shard_that_is_gone_is_a_counted_miss(
+    serving: Serving, tiny_model: Path, shards: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(shards, broken)
+    with serving(model=str(tiny_model), shards=broken, **OPTIONS) as running:
+        for file in broken.glob("shard-*.safetensors"):
+            file.unlink()
+        plain, _ = ask(running, "Where?", cache_salt="nothing is shared")
+        warm, cached = ask(running, "Where?")
+        assert (warm, cached) == (plain, 0) and running.counts["bad_blocks"] == 1
+
+
+def other_model(tiny_model: Path, folder: Path, seed: int) -> Path:
+    """The same configuration with other weights."""
+    import torch
+    import transformers
+
+    shutil.copytree(tiny_model, folder)
+    torch.manual_seed(seed)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def test_shards_of_other_weights_are_refused_and_the_field_named(
+    tiny_model: Path, shards: Path, tmp_path: Path
+) -> None:
+    other = other_model(tiny_model, tmp_path / "tiny-llama", 12)
+    arguments = ["serve", "--shards", str(shards), "--model", str(other), "--port", "0"]
+    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert result.exit_code == 2
+    assert "does not fit the model" in result.stderr and "weights" in result.stderr
+    assert "layers" not in result.stderr, "only fields that differ are named"
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (["--chat-template", "chatml-tools"], None),
+        (["--dtype", "bfloat16"], "dtype"),
+        (["--block-size", "32"], "--block-size"),
+    ],
+)
+def test_other_settings_are_refused_by_name(
+    tiny_model: Path, shards: Path, options: list[str], field: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvtool.engine.serving import launch
+
+    monkeypatch.setattr(launch.Server, "run", lambda self, sockets: sockets[0].close())
+    arguments = ["serve", "--shards", str(shards), "--model", str(tiny_model), "--port", "0", *options]
+    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert result.exit_code == (2 if field else 0), result.output
+    assert field is None or field in result.stderr
+
+
+def test_blocks_survive_a_restart_and_a_damaged_one_is_computed(
+    serving: Serving, tiny_model: Path, tmp_path: Path
+) -> None:
+    options = {"model": str(tiny_model), "block_size": SIZE, "disk": tmp_path / "disk", **OPTIONS}
+    options["disk_memory"] = 1 << 20
+    with serving(**options) as running:
+        plain, cached = ask(running, "Where?")
+        assert cached == 0
+    with serving(**options) as running:
+        again, cached = ask(running, "Where?")
+        assert again == plain and cached >= len(SYSTEM) // SIZE * SIZE
+        assert running.counts["hit_tokens_disk"] == cached and running.counts["bad_blocks"] == 0
+        with pytest.raises(KvtoolError, match="another server"):
+            WriteBack(next((tmp_path / "disk").iterdir()), 4, SIZE, 64)
+    (file,) = (tmp_path / "disk").glob("*/blocks.kv")
+    stride = -(-(72 + 4 * SIZE + running.engine.block_bytes) // 4096) * 4096
+    with file.open("r+b") as handle:
+        handle.seek(3 * stride + stride // 2)
+        handle.write(b"\xff\x00\xff\x00")
+    with serving(**options) as running:
+        again, cached = ask(running, "Where?")
+        assert again == plain and 0 < cached < len(SYSTEM) // SIZE * SIZE
+        assert running.counts["bad_blocks"] == 1
+        running.idle()
+
+
+def test_a_small_pool_demotes_to_host_and_disk_and_answers_stay_right(
+    serving: Serving, tiny_model: Path, tmp_path: Path
+) -> None:
+    questions = [f"{topic} {topic} {topic}?" for topic in ("Red", "Green", "Blue", "Black", "White")]
+    with serving(model=str(tiny_model), block_size=SIZE, device_blocks=200) as calm:
+        plain = {question: ask(calm, question, cache_salt=question)[0] for question in questions}
+        block = calm.engine.block_bytes
+    with serving(
+        model=str(tiny_model),
+        block_size=SIZE,
+        device_blocks=40,
+        host_memory=20 * block,
+        disk=tmp_path / "disk",
+        disk_memory=100 * block,
+    ) as running:
+        for question in [*questions[:2] * 3, *questions, *questions]:
+            # every question under its own salt: no sharing, so that blocks must leave the device
+            assert ask(running, question, cache_salt=question)[0] == plain[question]
+        running.idle()
+        counts = running.counts
+        assert counts["hit_tokens_host"] > 0 and counts["hit_tokens_disk"] > 0
+        assert counts["moves_device_host"] > 0 and counts["bad_blocks"] == 0
+
+
+def test_a_full_disk_drops_the_block_and_serves_on(
+    serving: Serving, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: WriteBack, slot: int, block: Survivor, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(WriteBack, "write", full)
+    options = {"model": str(tiny_model), "block_size": SIZE, "disk": tmp_path / "disk", **OPTIONS}
+    with serving(**options, disk_memory=1 << 20) as running:
+        plain, _ = ask(running, "Where?")
+        again, cached = ask(running, "Where?")
+        assert again == plain and cached > 0
+        running.idle()
+        assert running.counts["failed_moves"] > 0
+
+
+def test_torn_and_foreign_records_are_not_taken_over(tmp_path: Path) -> None:
+    area = WriteBack(tmp_path, 4, 8, 100)
+    tokens = np.arange(8, dtype=np.uint32)
+    blocks = [
+        Survivor(slot, BlockHash(bytes([slot + 1]) * 16), BlockHash(bytes(16)), 0, tokens)
+        for slot in range(3)
+    ]
+    for block in blocks:
+        area.write(block.slot, block, bytes([block.slot]) * 100)
+    assert area.read(1, blocks[1].hash) == b"\x01" * 100
+    assert area.read(1, blocks[2].hash) is None, "a record under another name"
+    area.close()
+    with (tmp_path / "blocks.kv").open("r+b") as handle:
+        handle.seek(4096 + 10)  # the second header
+        handle.write(b"\xaa")
+        handle.truncate(2 * 4096 + 90)  # the third header is cut off
+    area = WriteBack(tmp_path, 4, 8, 100)
+    assert [(found.slot, found.hash) for found in area.survivors()] == [(0, blocks[0].hash)]
+    assert area.read(2, blocks[2].hash) is None and area.read(3, blocks[2].hash) is None
+    area.close()
+    assert (tmp_path / "blocks.kv").stat().st_mode & 0o777 == 0o600, "keys and values reveal the prompt"
