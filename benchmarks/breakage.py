@@ -84,8 +84,8 @@ class Base:
     ) -> list[Row]:
         """Requests of some sessions, interleaved as traffic is, by time."""
         rows = []
-        for number in range(sessions):
-            run = self.dialogues[number % len(self.dialogues)]["traj"]
+        for number in range(min(sessions, len(self.dialogues))):
+            run = self.dialogues[number]["traj"]
             messages = copy.deepcopy(run)
             if agent:
                 messages[0]["content"] = agent

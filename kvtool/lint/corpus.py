@@ -51,6 +51,17 @@ class Corpus:
         """Which request continues which, and what it changed, by arrival."""
         return self.turns.steps(self.order, self.conversation, self.agent)
 
+    @cached_property
+    def brought(self) -> set[int]:
+        """Ids of the units that some step put into the history instead of behind it."""
+        return {
+            self.turns.units[step.current][at].id
+            for step in self.steps
+            for change in step.changes
+            if change.kind == "added"
+            for at in change.new
+        }
+
     def conversations(self, slot: Slot) -> set[int]:
         """The conversations in which `slot` has a value."""
         return {self.conversation[index] for index in slot.places}

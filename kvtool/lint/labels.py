@@ -8,34 +8,34 @@ REACH = 60
 """Characters before a slot, and half as many behind it, that count as its label."""
 
 REQUEST = re.compile(
-    r"\b(request|req|trace|span|correlation|nonce|billing|cch|invocation|call|message|cache.?bust|run|build)\b",
+    r"(?<![A-Za-z])(request|req|trace|span|correlation|nonce|billing|cch|invocation|call|message|cache.?bust|run|build)(?![A-Za-z])",
     re.I,
 )
 SESSION = re.compile(
-    r"\b(session|conversation|thread|chat|scratch(?:pad)?|te?mp|temporary|sandbox|workspace|container|job|run)\b|/tmp/",
+    r"(?<![A-Za-z])(session|conversation|thread|chat|scratch(?:pad)?|te?mp|temporary|sandbox|workspace|container|job|run)(?![A-Za-z])|/tmp/",
     re.I,
 )
 ENVIRONMENT = re.compile(
-    r"\b(cwd|working dir\w*|current dir\w*|director(?:y|ies)|folder|project|repo(?:sitory)?|git|branch|"
-    r"commit|head|host(?:name)?|machine|platform|operating system|os|shell|kernel|uname|files?|tree|"
-    r"environment|env|version|python|node|path|status|open tabs?)\b",
+    r"(?<![A-Za-z])(cwd|working dir\w*|current dir\w*|director(?:y|ies)|folder|project|repo(?:sitory)?|git|"
+    r"branch|commit|head|host(?:name)?|machine|platform|operating system|os|shell|kernel|uname|files?|tree|"
+    r"environment|env|version|python|node|path|status|open tabs?)(?![A-Za-z])",
     re.I,
 )
 COUNTER = re.compile(
-    r"\b(remaining|left|used|usage|tokens?|budget|turns?|messages?|steps?|counts?|attempts?|retry|retries|iteration|"
-    r"calls?|number|no\.|context|credits?|quota|round|progress|total|elapsed|spent|cost)\b|%|#",
+    r"(?<![A-Za-z])(remaining|left|used|usage|tokens?|budget|turns?|messages?|steps?|counts?|attempts?|retry|retries|iteration|"
+    r"calls?|number|no\.|context|credits?|quota|round|progress|total|elapsed|spent|cost)(?![A-Za-z])|%|#",
     re.I,
 )
 USER = re.compile(
-    r"\b(user(?:name)?|customer|client|member|caller|guest|patient|student|name|e-?mail|account|plan|tier|"
+    r"(?<![A-Za-z])(user(?:name)?|customer|client|member|caller|guest|patient|student|name|e-?mail|account|plan|tier|"
     r"subscription|locale|language|time.?zone|country|region|city|role|company|organi[sz]ation|team|"
     r"helping|assisting|talking to|speaking (?:to|with)|chatting with|on behalf of|logged in as|signed in as|"
-    r"address)\b",
+    r"address)(?![A-Za-z])",
     re.I,
 )
 CONTEXT = re.compile(
-    r"\b(memor(?:y|ies)|context|documents?|retrieved|knowledge|search results?|passages?|snippets?|notes?|"
-    r"facts|excerpts?|articles?|references?|recall(?:ed)?|relevant|rag|summary|history|observations?)\b",
+    r"(?<![A-Za-z])(memor(?:y|ies)|context|documents?|retrieved|knowledge|search results?|passages?|"
+    r"snippets?|notes?|facts|excerpts?|articles?|references?|recall(?:ed)?|relevant|rag|summary|history|observations?)(?![A-Za-z])",
     re.I,
 )
 
@@ -46,7 +46,8 @@ def label(slot: Slot) -> str:
     if not before.strip(" \t-*>#<[("):
         lines = slot.before.rstrip().rsplit("\n", 1)
         before = lines[-1] if lines else ""
-    return before[-REACH:] + " \0 " + after[: REACH // 2]
+    before = re.split(r"[.!?]\s", before)[-1]
+    return before[-REACH:] + " \0 " + re.split(r"[.!?](?:\s|$)", after)[0][: REACH // 2]
 
 
 def nearest(slot: Slot, *patterns: re.Pattern[str]) -> re.Pattern[str] | None:

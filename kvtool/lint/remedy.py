@@ -23,12 +23,14 @@ def slot_candidate(rule: SlotRule, slot: Slot, corpus: Corpus) -> Candidate:
             repair.texts[index].append((place.path, place.start, place.end, ""))
     first = corpus.first([index for index, place in slot.places.items() if place.value])
     place = slot.places[first]
-    lead = len(place.value) - len(place.value.lstrip()) if "" in values else 0
+    optional = "" in values  # a block that comes and goes brings its line end along
+    lead = len(place.value) - len(place.value.lstrip()) if optional else 0
+    trail = len(place.value) - len(place.value.rstrip()) if optional else 0
     edit = slot_edit(rule, slot, corpus)
     return Candidate(
         code=rule.code,
         name=rule.name,
-        place=(first, place.path, slot.role, place.start + lead, place.end),
+        place=(first, place.path, slot.role, place.start + lead, place.end - trail),
         template=slot.template(rule.name),
         key=" ".join(map(str, slot.key)),
         message=rule.message(slot, corpus),

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_TOKEN = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
+_TOKEN = re.compile(r"\n|[^\S\n]*(?:\w+|[^\w\s])|[^\S\n]+")
 SAMPLES = 40
 """Variants that shape a skeleton; the others are only fitted to it."""
 ROUNDS = 3

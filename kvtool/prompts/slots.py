@@ -19,7 +19,7 @@ SAMPLES = 64
 """Variants looked at when a slot is widened."""
 PROSE = 5
 """Spaces in a value from which it is sentences: their full stop is theirs, a block begins with its line."""
-_INSIDE_WORD = re.compile(r"[\w\-./\\~+@%:&?#]")
+_INSIDE_WORD = re.compile(r"[\w\-./\\~+@:]")
 """Characters that hold an identifier, a path or a number together."""
 
 
@@ -202,7 +202,7 @@ def _value_around(text: str, start: int, end: int, stamps: Sequence[tuple[int, i
         if _INSIDE_WORD.match(text[start]):
             while left and _INSIDE_WORD.match(text[left - 1]):
                 left -= 1
-            while left < start and text[left] in ":/.-&?#" and text[left] != "/":
+            while left < start and text[left] in ":.-":
                 left += 1
             label = text.rfind(":", left, start)
             if label >= 0 and "://" not in text[left:start]:
@@ -210,7 +210,7 @@ def _value_around(text: str, start: int, end: int, stamps: Sequence[tuple[int, i
         if _INSIDE_WORD.match(text[end - 1]):
             while right < len(text) and _INSIDE_WORD.match(text[right]):
                 right += 1
-            while right > end and text[right - 1] in ".:?-&":
+            while right > end and text[right - 1] in ".:-":
                 right -= 1
     return left, right
 

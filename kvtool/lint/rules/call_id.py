@@ -44,8 +44,15 @@ class CallId:
         return [_ID.sub("", f.text) for f in old.fields] == [_ID.sub("", f.text) for f in new.fields]
 
     def place(self, change: Change, step: Step, corpus: Corpus) -> Place:
-        """The characters that differ."""
-        return changed_place(change, step, corpus)
+        """The first id that differs."""
+        index, path, role, start, end = changed_place(change, step, corpus)
+        for field in new_unit(change, step, corpus).fields:
+            if field.path == path:
+                offset = max(field.offset, 0)
+                for match in _ID.finditer(field.text):
+                    if match.start() + offset <= start < match.end() + offset:
+                        return index, path, role, match.start() + offset, match.end() + offset
+        return index, path, role, start, end
 
     def summary(self, breaks: list[Break]) -> str:
         """Says how often."""

@@ -30,7 +30,7 @@ class Counter:
                 for n, p in ((1, 3), (3, 9))
             ],
             path="messages[0].content",
-            slot="3%",
+            slot="3",
         ),
     )
 

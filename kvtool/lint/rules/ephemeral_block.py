@@ -22,7 +22,7 @@ class EphemeralBlock:
 
     code = "KV401"
     name = "ephemeral-block"
-    rank = 6
+    rank = 4
     fix = Fix("report", safe=False)
     docs = Docs(
         what="Finds reminders and notes that stand in one request and not in the next.",
@@ -51,7 +51,13 @@ class EphemeralBlock:
         if change.kind == "replaced":
             return self._stretch(change, step, corpus) is not None
         unit = old_unit(change, step, corpus) if change.kind == "removed" else new_unit(change, step, corpus)
-        return len(change.old if change.kind == "removed" else change.new) == 1 and unit.role in OWN_ROLES
+        if len(change.old if change.kind == "removed" else change.new) != 1 or unit.role not in OWN_ROLES:
+            return False
+        return (
+            change.kind == "added"
+            or unit.id in corpus.brought
+            or (len(step.changes) == 1 and change.old[0] > 1)
+        )
 
     def claims(self, slot: Slot, corpus: Corpus) -> bool:
         """In instructions: one text, there or not."""

@@ -1,7 +1,7 @@
 """KV404 history-rewrite: earlier messages compacted, replaced or cut."""
 
 from kvtool.lint.corpus import Corpus
-from kvtool.lint.history import Break, Place, changed_place, unit_place
+from kvtool.lint.history import Break, Place, changed_place, new_unit, unit_place
 from kvtool.lint.rule import Docs, Sample
 from kvtool.lint.samples import ANSWERS, QUESTIONS, dialogue, history
 from kvtool.prompts.turns import Change, Step
@@ -46,6 +46,9 @@ class HistoryRewrite:
         """The changed text."""
         if change.kind == "replaced":
             where = changed_place(change, step, corpus)
+            unit = new_unit(change, step, corpus)
+            if 2 * (where[4] - where[3]) > sum(len(field.text) for field in unit.fields):
+                return unit_place(step.current, unit)  # another text altogether
             return (
                 where
                 if where[3] < where[4]

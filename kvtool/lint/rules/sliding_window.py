@@ -32,7 +32,7 @@ class SlidingWindow:
 
     def claims_change(self, change: Change, step: Step, corpus: Corpus) -> bool:
         """Messages left at the start (behind a pinned first one at most) and the rest stayed."""
-        if change.kind != "removed" or any(one.kind == "added" for one in step.changes):
+        if any(one.kind != "removed" for one in step.changes):
             return False
         return change.old[0] <= 1 and change.old[-1] + 1 < len(corpus.turns.units[step.previous])
 
