@@ -29,7 +29,7 @@ def small_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_whole_story(small_log: Path, tmp_path: Path) -> None:
-    command = ["demo", "--log", str(small_log), "--requests", "2", "--max-tokens", "4", "--min-requests", "4"]
+    command = ["demo", "--log", str(small_log), "--requests", "2", "--max-tokens", "3", "--min-requests", "20"]
     result = subprocess.run(
         [
             sys.executable,
@@ -52,7 +52,7 @@ def test_the_whole_story(small_log: Path, tmp_path: Path) -> None:
     assert data["answers"] == "identical"
     assert len(data["requests"]) == 2
     stored = data["prewarm"]["blocks"] * 32
-    assert data["prewarm"]["tokens_computed"] == stored < data["prewarm"]["tokens_unshared"]
+    assert 0 < data["prewarm"]["tokens_computed"] <= stored < data["prewarm"]["tokens_unshared"]
     for request in data["requests"]:
         assert 0 < request["cached_tokens"] <= stored
         assert request["cached_tokens"] % 32 == 0
