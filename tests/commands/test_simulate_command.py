@@ -1,0 +1,99 @@
+"""kvtool simulate from the outside."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kvtool.cli import main
+
+SAMPLE = Path(__file__).parents[2] / "samples/mooncake-conversation.jsonl"
+CHAT = Path(__file__).parents[2] / "samples/airline-chat.jsonl"
+
+
+def kvtool(*arguments):
+    return CliRunner().invoke(main, [*map(str, arguments)])
+
+
+def simulate(*arguments):
+    shown = kvtool("simulate", *arguments, "--output-format", "json")
+    assert shown.exit_code == 0, shown.output
+    return json.loads(shown.stdout)
+
+
+def test_a_trace_and_its_analysis_give_the_same_document(tmp_path):
+    assert kvtool("analyze", SAMPLE, "-o", tmp_path / "a.duckdb").exit_code == 0
+    options = (
+        "--capacity",
+        "10%",
+        "--policy",
+        "lru",
+        "--policy",
+        "belady",
+        "--replicas",
+        "2",
+        "--routing",
+        "sticky",
+    )
+    document = simulate(SAMPLE, *options)
+    assert document["schema"] == "kvtool.simulation/1"
+    assert document == simulate(tmp_path / "a.duckdb", *options)
+    lru, belady = document["rows"]
+    assert (lru["replicas"], lru["routing"]) == (2, "sticky") and (belady["replicas"], belady["routing"]) == (
+        1,
+        None,
+    )
+
+
+def test_an_analysis_of_prompts_gives_the_same_document(tmp_path):
+    options = ("--tokenizer", "bytes")
+    assert kvtool("analyze", CHAT, *options, "-o", tmp_path / "a.duckdb").exit_code == 0
+    settings = ("--capacity", "5%", "--capacity", "50%", "--policy", "lru")
+    assert simulate(CHAT, *options, *settings) == simulate(tmp_path / "a.duckdb", *settings)
+
+
+def test_bytes_of_a_model_and_tiers(tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps({"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 9})
+    )
+    options = ("--capacity", "1GiB", "--policy", "lru", "--model", tmp_path, "--tiers", "device=5%,host=50%")
+    document = simulate(SAMPLE, *options)
+    assert document["memory"]["bytes_per_token"] == 512
+    assert document["rows"][0]["capacity_blocks"] == 2**30 // (512 * 512)
+    shown = kvtool("simulate", SAMPLE, *options)
+    assert shown.exit_code == 0 and "host" in shown.stdout and "4,096" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--capacity", "1GiB"),
+        ("--capacity", "many"),
+        ("--policy", "best"),
+        ("--tiers", "5%"),
+        ("--model", "/none"),
+    ],
+)
+def test_wrong_options_exit_2(arguments):
+    assert kvtool("simulate", SAMPLE, *arguments).exit_code == 2
+
+
+def test_an_analysis_stands_alone(tmp_path):
+    kvtool("analyze", SAMPLE, "-o", tmp_path / "a.duckdb")
+    shown = kvtool("simulate", tmp_path / "a.duckdb", SAMPLE)
+    assert shown.exit_code == 2 and "stands alone" in shown.stderr
+
+
+def test_works_where_torch_cannot_be_imported():
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.argv = ['kvtool', 'simulate', sys.argv[1]];"
+        "from kvtool.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(SAMPLE)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "belady" in done.stdout
