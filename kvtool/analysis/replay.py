@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kvtool.analysis.workload import Workload
 from kvtool.cache import core
+from kvtool.cache.aging import conclude, observe
 from kvtool.cache.core import NODES, STATE, commit, compiled, match, pin, take_slot, touch, unpin
 from kvtool.cache.policy import KEY_TYPE, Policy
 from kvtool.cache.pool import session_bit
@@ -24,8 +25,12 @@ def replay(workload: Workload, policy: Policy, capacity: int, ttl: float | None 
     ttl: seconds after its last touch from which a block is not served any more; its slot is refilled.
     """
     matched = np.empty(workload.requests, np.int64)
+    state = pool_state(workload, policy, capacity)
+    if policy.ages:
+        replay_part(state, policy, workload, 0, workload.requests, matched)
+        return matched
     _replay(
-        pool_state(workload, policy, capacity),
+        state,
         policy.key,
         workload.nodes,
         workload.offsets,
@@ -35,6 +40,27 @@ def replay(workload: Workload, policy: Policy, capacity: int, ttl: float | None 
         matched,
     )
     return matched
+
+
+def replay_part(
+    state: core.State,
+    policy: Policy,
+    workload: Workload,
+    first: int,
+    last: int,
+    matched: NDArray[np.int64],
+) -> None:
+    """Requests [first, last) under a policy that ages, on a cache that goes on from there."""
+    _replay_aging(
+        state,
+        policy.key,
+        workload.nodes,
+        workload.offsets[first : last + 1],
+        workload.clock[first:last],
+        session_bits(workload)[first:last],
+        workload.output_tokens[first:last],
+        matched[first:last],
+    )
 
 
 def pool_state(workload: Workload, policy: Policy, capacity: int) -> core.State:
@@ -89,3 +115,25 @@ def _replay(
     for request in range(clock.size):
         blocks = nodes[offsets[request] : offsets[request + 1]]
         matched[request] = serve_one(s, key, blocks, clock[request], bits[request], ttl)
+
+
+@compiled(
+    types.void(
+        STATE,
+        KEY_TYPE,
+        NODES,
+        types.int64[::1],
+        types.float64[::1],
+        types.uint64[::1],
+        types.int64[::1],
+        types.int64[::1],
+    ),
+)
+def _replay_aging(
+    s: Any, key: Any, nodes: Any, offsets: Any, clock: Any, bits: Any, output_tokens: Any, matched: Any
+) -> None:
+    for request in range(clock.size):
+        blocks = nodes[offsets[request] : offsets[request + 1]]
+        observe(s, blocks, clock[request])
+        matched[request] = serve_one(s, key, blocks, clock[request], bits[request], np.inf)
+        conclude(s, blocks, output_tokens[request])

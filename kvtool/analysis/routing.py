@@ -147,6 +147,7 @@ def _replica(bank: Any, replica: Any) -> Any:
         bank.control[replica],
         bank.age[replica],
         bank.parameters[replica],
+        bank.traits[replica],
     )
 
 

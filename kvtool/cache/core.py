@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from kvtool.cache.policy import KEY_TYPE
 
-HEAP, FREE, TURN, HELD = 0, 1, 2, 3
+HEAP, FREE, TURN, HELD, TOUCHED = 0, 1, 2, 3, 4
 """Fields of `State.control`: blocks in the heap, slots on the free stack, requests seen, slots that are
-private or pinned. Leases pin whole prefixes, so all slots but the held ones can be had."""
+private or pinned, blocks touched since ranks were renewed (see aging). Leases pin whole prefixes, so all slots but the held ones can be had."""
 
 NO_NODE, PRIVATE = -1, -2
 """Values of `State.owner`: a free slot, a slot that is leased and holds no identified block yet."""
@@ -44,9 +44,10 @@ class State(NamedTuple):
     owner: NDArray[np.int32]  # [c] node in a slot, NO_NODE or PRIVATE
     heap: NDArray[np.int32]  # [c] evictable nodes, smallest first
     free: NDArray[np.int32]  # [c] stack of free slots
-    control: NDArray[np.int64]  # [4] HEAP, FREE, TURN, HELD
+    control: NDArray[np.int64]  # [5] HEAP, FREE, TURN, HELD, TOUCHED
     age: NDArray[np.float64]  # [1] key of the last evicted block
     parameters: NDArray[np.float64]  # the policy's
+    traits: NDArray[np.int64]  # [n] what an aging policy knows of the last use, see reuse_table
 
 
 def new_state(nodes: int, slots: int, parameters: NDArray[np.float64]) -> State:
@@ -67,9 +68,10 @@ def new_state(nodes: int, slots: int, parameters: NDArray[np.float64]) -> State:
         owner=np.full(slots, NO_NODE, np.int32),
         heap=np.zeros(slots, np.int32),
         free=np.arange(slots - 1, -1, -1, dtype=np.int32),
-        control=np.array([0, slots, 0, 0], np.int64),
+        control=np.array([0, slots, 0, 0, 0], np.int64),
         age=np.zeros(1),
         parameters=parameters,
+        traits=np.zeros(nodes, np.int64),
     )
 
 
@@ -119,7 +121,8 @@ def _rise(s: Any, at: Any, node: Any) -> None:
 
 
 @compiled(types.void(STATE, types.int64, types.int32))
-def _sink(s: Any, at: Any, node: Any) -> None:
+def sink(s: Any, at: Any, node: Any) -> None:
+    """Put `node` at heap position `at` or below it, where it belongs."""
     size = s.control[HEAP]
     while True:
         below = 2 * at + 1
@@ -143,7 +146,7 @@ def _evictable(s: Any, node: Any) -> Any:
 
 
 @compiled(types.void(STATE, types.int32))
-def _offer(s: Any, node: Any) -> None:
+def offer(s: Any, node: Any) -> None:
     """Enter `node` in the heap if it is evictable now."""
     if _evictable(s, node) and s.place[node] < 0:
         at = s.control[HEAP]
@@ -152,7 +155,7 @@ def _offer(s: Any, node: Any) -> None:
 
 
 @compiled(types.void(STATE, types.int32))
-def _withdraw(s: Any, node: Any) -> None:
+def withdraw(s: Any, node: Any) -> None:
     """Take `node` out of the heap if it is there."""
     at = s.place[node]
     if at < 0:
@@ -165,7 +168,7 @@ def _withdraw(s: Any, node: Any) -> None:
     moved = s.heap[size]
     _rise(s, at, moved)
     if s.place[moved] == at:
-        _sink(s, at, moved)
+        sink(s, at, moved)
 
 
 @compiled(types.int64(STATE, NODES))
@@ -188,7 +191,7 @@ def _hold(s: Any, node: Any) -> None:
 def pin(s: Any, nodes: Any) -> None:
     """Hold resident `nodes`; each pin needs one unpin."""
     for i in range(nodes.size):
-        _withdraw(s, nodes[i])
+        withdraw(s, nodes[i])
         _hold(s, nodes[i])
 
 
@@ -199,7 +202,7 @@ def unpin(s: Any, nodes: Any) -> None:
         s.pins[nodes[i]] -= 1
         if s.pins[nodes[i]] == 0:
             s.control[HELD] -= 1
-        _offer(s, nodes[i])
+        offer(s, nodes[i])
 
 
 @compiled(types.void(STATE, KEY_TYPE, NODES, types.float64, types.uint64))
@@ -230,8 +233,8 @@ def touch(s: Any, key: Any, nodes: Any, now: Any, session_bit: Any) -> None:
             s.parameters,
         )
         if s.place[node] >= 0:
-            _withdraw(s, node)
-            _offer(s, node)
+            withdraw(s, node)
+            offer(s, node)
 
 
 @compiled(types.void(STATE, KEY_TYPE, NODES, types.float64, types.float64, types.uint64))
@@ -243,7 +246,7 @@ def rank(s: Any, key: Any, nodes: Any, now: Any, turn: Any, session_bit: Any) ->
     """
     for i in range(nodes.size):
         node = nodes[i]
-        _withdraw(s, node)
+        withdraw(s, node)
         s.stay[node] = s.stay[node] + 1 if s.slot[node] >= 0 else 1.0
         s.key[node] = key(
             now,
@@ -262,7 +265,7 @@ def rank(s: Any, key: Any, nodes: Any, now: Any, turn: Any, session_bit: Any) ->
 def offer_again(s: Any, nodes: Any) -> None:
     """Put back into the heap what `rank` took out of it."""
     for i in range(nodes.size):
-        _offer(s, nodes[i])
+        offer(s, nodes[i])
 
 
 @compiled(types.int32(STATE, types.int32))
@@ -277,11 +280,11 @@ def remove(s: Any, node: Any) -> Any:
         s.kids[parent] -= 1
         if s.place[node] == 0 and _evictable(s, parent):
             s.place[node] = -1
-            _sink(s, 0, parent)  # it often leaves next: in its child's place it need not climb
+            sink(s, 0, parent)  # it often leaves next: in its child's place it need not climb
             return slot
-    _withdraw(s, node)
+    withdraw(s, node)
     if parent >= 0:
-        _offer(s, parent)
+        offer(s, parent)
     return slot
 
 
@@ -321,7 +324,7 @@ def commit(s: Any, node: Any, slot: Any) -> Any:
     If another lease published the block first, its slot is returned and the given one freed.
     """
     if s.slot[node] >= 0:
-        _withdraw(s, node)
+        withdraw(s, node)
         _hold(s, node)
         free_slot(s, slot)
         return s.slot[node]
@@ -330,6 +333,6 @@ def commit(s: Any, node: Any, slot: Any) -> Any:
     s.owner[slot] = node
     parent = s.parent[node]
     if parent >= 0:
-        _withdraw(s, parent)
+        withdraw(s, parent)
         s.kids[parent] += 1
     return slot

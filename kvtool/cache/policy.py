@@ -34,6 +34,9 @@ class Policy:
     name: str
     key: Any
     parameters: tuple[float, ...] = ()
+    ages: bool = False
+    """The parameters are a `ReuseTable`'s: ranks change with time, see aging. `key` then only bridges the
+    time from a touch to the end of its request."""
 
     def parameter_array(self) -> NDArray[np.float64]:
         """Parameters as the key function takes them, float64 [p] (at least one element)."""

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtool.blocks import fingerprint
-from kvtool.cache import core
+from kvtool.cache import aging, core
 from kvtool.cache.policy import Policy
 
 NodeIds = NDArray[np.int32]
 """Dense node ids of a prompt's full blocks, front to back, int32 [n]."""
 
-STATISTICS = ("parent", "depth", "touches", "last", "turn", "sharers")
+STATISTICS = ("parent", "depth", "touches", "last", "turn", "sharers", "traits")
 """Fields of the state that describe a node in all tiers alike."""
 
 PER_TIER = ("stay", "slot", "pins", "kids", "place", "key")
@@ -96,12 +96,16 @@ class Pool:
             pool._state.key[node] = 0.0
         state.parent[node] = parent
         state.depth[node] = 0 if parent < 0 else state.depth[parent] + 1
-        state.touches[node] = state.last[node] = state.sharers[node] = 0
+        state.touches[node] = state.last[node] = state.sharers[node] = state.traits[node] = 0
         state.turn[node] = -1
 
     def touch(self, nodes: list[int], now: float, session: str | None = None) -> None:
         """Count one use of `nodes` at `now` seconds and rank them anew, in the tiers below too."""
         ids, bit = _ids(nodes), session_bit(session)
+        if self.policy.ages:
+            aging.observe(self._state, ids, now)
+            for pool in self._below:
+                aging.pass_time(pool._state, len(nodes), now)
         for pool in self._below:
             turn = float(self._state.control[core.TURN])
             core.rank(pool._state, pool.policy.key, ids, now, turn, bit)
@@ -163,12 +167,25 @@ class Pool:
             lease.slots[index] = int(core.commit(self._state, lease.nodes[index], lease.slots[index]))
         lease.published = max(lease.published, upto)
 
-    def release(self, lease: Lease) -> None:
-        """End a lease: published blocks become evictable, private slots are free again."""
+    def release(self, lease: Lease, output_tokens: int = -1) -> None:
+        """End a lease: published blocks become evictable, private slots are free again.
+
+        output_tokens: how long the answer was, -1 unknown; a policy that ages ranks by it.
+        """
         for slot in lease.slots[lease.published :]:
             core.free_slot(self._state, slot)
         core.unpin(self._state, _ids(lease.nodes[: lease.published]))
+        if self.policy.ages:
+            aging.conclude(self._state, _ids(lease.nodes), output_tokens)
         lease.slots, lease.nodes, lease.published = [], [], 0
+
+    def retune(self, policy: Policy, now: float) -> None:
+        """Rank by other parameters of an aging policy from `now` on: its model was fitted anew."""
+        assert self.policy.ages and policy.ages
+        for pool in (self, *self._below):
+            pool.policy = policy
+            pool._state = pool._state._replace(parameters=policy.parameter_array())
+            aging.reclassify(pool._state, now)
 
     def drop(self, node: int) -> bool:
         """Make one evictable block non-resident (a bad shard block, an admin's evict); False if held."""

@@ -162,10 +162,10 @@ class TieredPool:
         """Publish blocks [lease.published, upto), whose slots are filled."""
         self.device.commit(lease, upto)
 
-    def release(self, lease: TieredLease) -> None:
-        """End a settled lease."""
+    def release(self, lease: TieredLease, output_tokens: int = -1) -> None:
+        """End a settled lease; output_tokens as in `Pool.release`."""
         assert not lease.loads
-        self.device.release(lease)
+        self.device.release(lease, output_tokens)
 
     def take_moves(self) -> list[Move]:
         """The moves since the last call, in the order in which they must be executed."""
