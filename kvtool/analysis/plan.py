@@ -5,6 +5,7 @@ is of no use without its parent, so the choice grows from the roots (prefix-clos
 on the way down, which makes taking the densest next block first the right order.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -185,12 +186,12 @@ def _grow(
     chosen = np.zeros(len(wanted), np.bool_)
     if budget is None:
         return wanted.copy()  # hits fall along a chain, so what is wanted is prefix-closed
-    children = _children(trie.parent)
-    rank = [
-        (-hits * trie.block_size / size, -depth)
-        for hits, size, depth in zip(trie.hits.tolist(), sizes.tolist(), trie.depth.tolist(), strict=True)
-    ]
-    heap = [(*rank[node], node) for node in children[-1] if wanted[node]]
+    children = _children(trie.parent, wanted)
+
+    def entry(node: int) -> tuple[float, int, int]:
+        return (-int(trie.hits[node]) * trie.block_size / int(sizes[node]), -int(trie.depth[node]), node)
+
+    heap = [entry(node) for node in children[-1]]
     heapify(heap)
     left = budget
     while heap:
@@ -200,16 +201,15 @@ def _grow(
         left -= int(sizes[node])
         chosen[node] = True
         for child in children[node]:
-            if wanted[child]:
-                heappush(heap, (*rank[child], child))
+            heappush(heap, entry(child))
     return chosen
 
 
-def _children(parent: NDArray[np.int64]) -> list[list[int]]:
-    """Children of every node, ascending; the last entry, also at [-1], holds the first blocks."""
-    children: list[list[int]] = [[] for _ in range(len(parent) + 1)]
-    for node, above in enumerate(parent.tolist()):
-        children[above].append(node)
+def _children(parent: NDArray[np.int64], kept: NDArray[np.bool_]) -> defaultdict[int, list[int]]:
+    """Children of every kept node that are kept too, ascending; at -1 the first blocks."""
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for node in np.flatnonzero(kept).tolist():
+        children[int(parent[node])].append(node)
     return children
 
 
@@ -219,14 +219,14 @@ def _storage_order(trie: _Trie, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
     So a hot chain is one run, and a block finds what it shares with any earlier sibling in the sibling
     just before it.
     """
-    children = _children(trie.parent)
+    children = _children(trie.parent, chosen)
     order: list[int] = []
     stack = [-1]
     while stack:
         node = stack.pop()
         if node >= 0:
             order.append(node)
-        stack.extend(reversed(_ranked(trie, [child for child in children[node] if chosen[child]])))
+        stack.extend(reversed(_ranked(trie, children[node])))
     return np.array(order, np.int64)
 
 

@@ -6,6 +6,7 @@ within the block without padding.
 """
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any, Protocol
 
 import torch
@@ -96,7 +97,7 @@ def encode_block(codec: Codec, shape: BlockShape, block: Block, first: bool) -> 
         keys = torch.stack([keys for keys, _ in layers])
         values = torch.stack([values for _, values in layers])
         for noun, tensor in (("keys", keys), ("values", values)):
-            if not bool(torch.isfinite(tensor).all()):
+            if not _all_finite(tensor):
                 raise KvtoolError(
                     f"the model's {noun} are not finite in {shape.dtype}", "use --dtype float32 or bfloat16"
                 )
@@ -108,14 +109,16 @@ def encode_block(codec: Codec, shape: BlockShape, block: Block, first: bool) -> 
     return b"".join(_to_bytes(tensors[part.name], part) for part in parts)
 
 
-def decode_block(codec: Codec, shape: BlockShape, data: bytes | bytearray, first: bool) -> Block:
-    """Inverse of `encode_block`, on the CPU, in the arena's dtype. `data` must have the block's size."""
+def decode_block(codec: Codec, shape: BlockShape, data: bytearray, first: bool) -> Block:
+    """Inverse of `encode_block`, on the CPU, in the arena's dtype. `data` must have the block's size.
+
+    The tensors may be views of `data`.
+    """
     tensors: dict[str, Tensor] = {}
     at = 0
-    buffer = data if isinstance(data, bytearray) else bytearray(data)
     for part in block_parts(codec, shape, first):
         tensors[part.name] = torch.frombuffer(
-            buffer, dtype=TORCH_TYPES[part.dtype], count=part.nbytes // ITEM_BYTES[part.dtype], offset=at
+            data, dtype=TORCH_TYPES[part.dtype], count=part.nbytes // ITEM_BYTES[part.dtype], offset=at
         ).reshape(part.shape)
         at += part.nbytes
     assert at == len(data)
@@ -127,6 +130,11 @@ def decode_block(codec: Codec, shape: BlockShape, data: bytes | bytearray, first
         keys, values = codec.decode(own, first, dtype)
         block.extend(zip(keys, values, strict=True))
     return block
+
+
+def _all_finite(tensor: Tensor) -> bool:
+    """A sum is finite only if all numbers are; the rare sum that overflows is looked at closely."""
+    return isfinite(float(tensor.sum(dtype=torch.float32))) or bool(torch.isfinite(tensor).all())
 
 
 def _to_bytes(tensor: Tensor, part: Part) -> bytes:

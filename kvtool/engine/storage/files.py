@@ -1,7 +1,6 @@
 """Files of a shard directory: private to their owner, since KV reveals its prompt, and whole or absent."""
 
 import fcntl
-import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,29 +19,29 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def private_stream(path: Path) -> Iterator[Callable[[bytes], None]]:
+def private_stream(path: Path) -> Iterator[Callable[[bytes | bytearray], None]]:
     """Yield a function that appends to what becomes `path` when the context ends without an error."""
-    with whole(path, PRIVATE) as temporary:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE)
-        with os.fdopen(descriptor, "wb") as handle:
+    try:
+        with whole(path, PRIVATE) as temporary:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE)
+            with os.fdopen(descriptor, "wb") as handle:
 
-            def write(data: bytes) -> None:
-                handle.write(data)
+                def write(data: bytes | bytearray) -> None:
+                    handle.write(data)
 
-            yield write
-
-
-def file_digest(path: Path) -> str:
-    """sha256 over the bytes of `path`, as manifests write it."""
-    with path.open("rb") as handle:
-        return "sha256:" + hashlib.file_digest(handle, "sha256").hexdigest()
+                yield write
+    except OSError as error:  # a full disk, no permission
+        raise KvtoolError(f"{path}: {error.strerror}") from error
 
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
     """Hold `folder` for writing: one prewarm, merge or gc at a time. The lock dies with the process."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise KvtoolError(f"{folder}: {error.strerror}") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -30,7 +30,7 @@ class BadBlock(KvtoolError):
 class ShardSet:
     """The blocks of `folder`. `rows` are in shard order, so chains stand in the order they are read.
 
-    Files are opened when first read and stay open; `close` lets go. Reading is thread-safe (pread).
+    Files are opened when first read and stay open; `close` lets go. Reading is thread-safe (preadv).
     """
 
     folder: Path
@@ -40,16 +40,17 @@ class ShardSet:
     _codecs: "dict[str, Codec]"
     _open: dict[int, int]
 
-    def read_bytes(self, row: BlockRow) -> bytes:
+    def read_bytes(self, row: BlockRow) -> bytearray:
         """A block's stored bytes, verified against its checksum. Raises BadBlock."""
         try:
             if row.shard not in self._open:
                 self._open[row.shard] = os.open(self.folder / shard_name(row.shard), os.O_RDONLY)
-            data = os.pread(self._open[row.shard], row.bytes, row.offset)
+            data = bytearray(row.bytes)
+            read = os.preadv(self._open[row.shard], [data], row.offset)
         except OSError as error:
             raise BadBlock(row, "file", error.strerror or str(error)) from error
-        if len(data) != row.bytes:
-            raise BadBlock(row, "bytes", f"the file ends after {len(data)} of {row.bytes}")
+        if read != row.bytes:
+            raise BadBlock(row, "bytes", f"the file ends after {read} of {row.bytes}")
         if block_checksum(row.hash, data) != row.checksum:
             raise BadBlock(row, "checksum", "does not match the stored bytes")
         return data

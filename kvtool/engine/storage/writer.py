@@ -58,18 +58,18 @@ class ShardWriter:
 
     path: Path
     blocks: Sequence[Planned]
-    write: Callable[[bytes], None]
+    write: Callable[[bytes | bytearray], None]
     offsets: list[int] = field(default_factory=list)
     size: int = 0
     digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: bytes | bytearray) -> None:
         """The next block's bytes."""
         assert len(data) == self.blocks[len(self.offsets)].nbytes, "a block of another size than planned"
         self.offsets.append(self.size)
         self.put(data)
 
-    def put(self, data: bytes) -> None:
+    def put(self, data: bytes | bytearray) -> None:
         """Bytes that are no block: the header."""
         self.write(data)
         self.digest.update(data)
