@@ -110,9 +110,9 @@ def run(config: Config) -> "Report":
         with server(["--shards", str(shards)], folder / "serve.log") as url:
             say(5, f"{config.requests} prompts of {normalized.name}, each cold (salted), then warm")
             for pair in compare(url, "embedded", openings(normalized, config.requests), config.max_tokens):
-                cached, prompt = pair.warm.cached_tokens, pair.cold.prompt_tokens
-                tell(f"{pair.request}: {cached:,} of {prompt:,} tokens cached")
-                tell(f"first token {pair.cold.first_token:.2f} s -> {pair.warm.first_token:.3f} s")
+                cached, prompt = pair.warm.cached or 0, pair.warm.prompt
+                tell(f"{pair.warm.id}: {cached:,} of {prompt:,} tokens cached")
+                tell(f"first token {pair.cold.ttft:.2f} s -> {pair.warm.ttft:.3f} s")
                 pairs.append(pair)
     return summarize(log, codes, fixed, warmed, pairs)
 
@@ -124,10 +124,10 @@ def summarize(
     from kvtool.renderers.terminal import show, show_bytes
     from kvtool.report import Column, Report, Table
 
-    cold = statistics.median(pair.cold.first_token for pair in pairs)
-    warm = statistics.median(pair.warm.first_token for pair in pairs)
-    prompt = sum(pair.warm.prompt_tokens for pair in pairs)
-    cached = sum(pair.warm.cached_tokens for pair in pairs)
+    cold = statistics.median(pair.cold.ttft or 0.0 for pair in pairs)
+    warm = statistics.median(pair.warm.ttft or 0.0 for pair in pairs)
+    prompt = sum(pair.warm.prompt for pair in pairs)
+    cached = sum(pair.warm.cached or 0 for pair in pairs)
     computed, unshared = warmed["tokens_computed"], warmed["plan"]["tokens_unshared"]
     answers = "identical" if all(pair.identical for pair in pairs) else "differ"
     seconds = Column("", "seconds")
@@ -153,11 +153,11 @@ def summarize(
         "ttft": {"cold_seconds": cold, "warm_seconds": warm, "ratio": cold / warm},
         "requests": [
             {
-                "id": pair.request,
-                "prompt_tokens": pair.cold.prompt_tokens,
-                "cached_tokens": pair.warm.cached_tokens,
-                "cold_seconds": pair.cold.first_token,
-                "warm_seconds": pair.warm.first_token,
+                "id": pair.warm.id,
+                "prompt_tokens": pair.warm.prompt,
+                "cached_tokens": pair.warm.cached,
+                "cold_seconds": pair.cold.ttft,
+                "warm_seconds": pair.warm.ttft,
                 "identical": pair.identical,
             }
             for pair in pairs

@@ -18,6 +18,7 @@ class Sent:
     """One request's fate. ttft, total: seconds from sending to the first text, and to the end.
 
     `error` says why there is no answer; the counts are then 0. cached is None where the server is silent.
+    text: all that the answer says, tool calls as JSON.
     """
 
     id: str
@@ -27,12 +28,16 @@ class Sent:
     completion: int = 0
     ttft: float | None = None
     total: float = 0.0
+    text: str = ""
     error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to send. speed: 2.0 halves the recorded pauses; None sends as fast as `in_flight` allows."""
+    """Where to send. speed: 2.0 halves the recorded pauses; None sends as fast as `in_flight` allows.
+
+    salt: requests with it share cached blocks with none but those of the same salt.
+    """
 
     url: str
     model: str
@@ -42,6 +47,7 @@ class Target:
     max_tokens: int = 16
     temperature: float = 0.0
     timeout: float = 600.0
+    salt: str | None = None
 
 
 class Server:
@@ -163,6 +169,8 @@ def body_of(request: Request, target: Target) -> tuple[str, dict[str, Any]]:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    if target.salt is not None:
+        body["cache_salt"] = target.salt
     if request.messages is not None:
         body["messages"] = request.messages
         if request.tools:
@@ -178,6 +186,7 @@ async def _send(client: httpx.AsyncClient, request: Request, target: Target) -> 
     headers = {"X-Session-Id": request.session} if request.session and request.session.isascii() else {}
     usage: dict[str, Any] = {}
     first: float | None = None
+    pieces: list[str] = []
     started = time.perf_counter()
     try:
         async with client.stream("POST", path, json=body, headers=headers) as answer:
@@ -191,8 +200,10 @@ async def _send(client: httpx.AsyncClient, request: Request, target: Target) -> 
                 if "error" in chunk:
                     return Sent(request.id, place, error=str(chunk["error"].get("message")))
                 usage = chunk.get("usage") or usage
-                if first is None and any(_says(choice) for choice in chunk.get("choices", [])):
+                said = "".join(_said(choice) for choice in chunk.get("choices", []))
+                if said and first is None:
                     first = time.perf_counter() - started
+                pieces.append(said)
     except (httpx.HTTPError, ValueError) as error:
         return Sent(request.id, place, error=f"{type(error).__name__}: {error}".rstrip(": "))
     details = usage.get("prompt_tokens_details") or {}
@@ -205,12 +216,14 @@ async def _send(client: httpx.AsyncClient, request: Request, target: Target) -> 
         completion=usage.get("completion_tokens", 0),
         ttft=total if first is None else first,
         total=total,
+        text="".join(pieces),
     )
 
 
-def _says(choice: dict[str, Any]) -> bool:
+def _said(choice: dict[str, Any]) -> str:
     delta = choice.get("delta") or {}
-    return bool(choice.get("text") or delta.get("content") or delta.get("tool_calls"))
+    calls = "".join(json.dumps(call, sort_keys=True) for call in delta.get("tool_calls") or [])
+    return (choice.get("text") or "") + (delta.get("content") or "") + calls
 
 
 def _message(text: str) -> str:

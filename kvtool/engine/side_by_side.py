@@ -4,47 +4,31 @@ A `cache_salt` gives a prompt a hash chain of its own: no block of it is in the 
 its first token takes what it takes without a cache, in the same process, on the same machine.
 """
 
-import json
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 
+from kvtool.engine.replay import Sent, Target, replay
 from kvtool.errors import KvtoolError
-from kvtool.requests import Request
+from kvtool.requests import Request, Source
 
 STARTUP = 300.0
 """Seconds that a server may take until it answers /health."""
-
-TIMEOUT = httpx.Timeout(10.0, read=600.0)
-"""Reading may take long: a cold prompt of thousands of tokens on a small machine."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One streamed answer. first_token, total: seconds from sending to the first text, and to the end."""
-
-    text: str
-    first_token: float
-    total: float
-    prompt_tokens: int
-    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
     """The same prompt, cold and warm."""
 
-    request: str
-    cold: Answer
-    warm: Answer
+    cold: Sent
+    warm: Sent
 
     @property
     def identical(self) -> bool:
@@ -103,55 +87,17 @@ def _await_health(url: str, process: "subprocess.Popen[bytes]", log: Path) -> No
 def compare(url: str, model: str, requests: Sequence[Request], max_tokens: int) -> Iterator[Pair]:
     """Send each request cold, then warm, one at a time, greedily. A short prompt goes first, uncounted.
 
-    Requests must hold messages. Answers end at `max_tokens` tokens or where the model ends them.
+    Answers end at `max_tokens` tokens or where the model ends them.
     """
-    with httpx.Client(base_url=url, timeout=TIMEOUT) as client:
-        ask(client, {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2})
-        for number, request in enumerate(requests):
-            body = {
-                "model": model,
-                "messages": request.messages,
-                **({"tools": request.tools} if request.tools else {}),
-                "max_tokens": max_tokens,
-                "temperature": 0,
-            }
-            cold = ask(client, {**body, "cache_salt": f"cold-{number}"})
-            yield Pair(request.id, cold, ask(client, body))
+    plain = Target(url, model, speed=None, max_tokens=max_tokens)
+    _send(Request("hello", Source("", 0), messages=[{"role": "user", "content": "Hello"}]), plain)
+    for number, request in enumerate(requests):
+        cold = _send(request, replace(plain, salt=f"cold-{number}"))
+        yield Pair(cold, _send(request, plain))
 
 
-def ask(client: httpx.Client, body: dict[str, Any]) -> Answer:
-    """One streamed chat completion. KvtoolError with the server's words if it refuses."""
-    body = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    usage: dict[str, Any] = {}
-    pieces: list[str] = []
-    started = time.perf_counter()
-    first: float | None = None
-    with client.stream("POST", "/v1/chat/completions", json=body) as response:
-        if response.status_code != 200:
-            response.read()
-            raise KvtoolError(f"the server answered {response.status_code}: {response.text[:300]}")
-        for line in response.iter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
-            chunk = json.loads(line.removeprefix("data: "))
-            usage = chunk.get("usage") or usage
-            for choice in chunk.get("choices", []):
-                piece = _text(choice["delta"])
-                if piece and first is None:
-                    first = time.perf_counter() - started
-                pieces.append(piece)
-    total = time.perf_counter() - started
-    return Answer(
-        text="".join(pieces),
-        first_token=total if first is None else first,
-        total=total,
-        prompt_tokens=usage.get("prompt_tokens", 0),
-        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
-    )
-
-
-def _text(delta: dict[str, Any]) -> str:
-    """All that a piece of an answer says: text, reasoning and tool calls."""
-    said = [delta.get("reasoning_content") or "", delta.get("content") or ""]
-    said += [json.dumps(call, sort_keys=True) for call in delta.get("tool_calls") or []]
-    return "".join(said)
+def _send(request: Request, target: Target) -> Sent:
+    (sent,) = replay([request], target, lambda _: None)
+    if sent.error is not None:
+        raise KvtoolError(f"{sent.id}: the server answered {sent.error}")
+    return sent

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvtool.commands import demo
-from kvtool.engine.side_by_side import Answer, Pair, server
+from kvtool.engine.replay import Sent
+from kvtool.engine.side_by_side import Pair, server
 from kvtool.errors import KvtoolError
 from kvtool.logs.reader import open_log
 from kvtool.renderers.terminal import render
@@ -29,7 +30,17 @@ def small_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_whole_story(small_log: Path, tmp_path: Path) -> None:
-    command = ["demo", "--log", str(small_log), "--requests", "2", "--max-tokens", "3", "--min-requests", "20"]
+    command = [
+        "demo",
+        "--log",
+        str(small_log),
+        "--requests",
+        "2",
+        "--max-tokens",
+        "3",
+        "--min-requests",
+        "20",
+    ]
     result = subprocess.run(
         [
             sys.executable,
@@ -66,8 +77,8 @@ def test_the_whole_story(small_log: Path, tmp_path: Path) -> None:
     assert "[5/5]" in result.stderr
 
 
-def answer(text: str, first: float, cached: int) -> Answer:
-    return Answer(text, first, first + 1, 4140, cached)
+def answer(text: str, first: float, cached: int) -> Sent:
+    return Sent("r", "x.jsonl:1", 4140, cached, 3, first, first + 1, text)
 
 
 @pytest.mark.parametrize(("last", "verdict"), [("Hello!", "identical"), ("Hullo!", "differ")])
@@ -75,9 +86,9 @@ def test_the_table_says_what_was_measured(
     last: str, verdict: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pairs = [
-        Pair("a", answer("Hi", 20.0, 0), answer("Hi", 0.5, 4096)),
-        Pair("b", answer("Ho", 22.0, 0), answer("Ho", 0.25, 4096)),
-        Pair("c", answer("Hello!", 24.0, 0), answer(last, 1.0, 4128)),
+        Pair(answer("Hi", 20.0, 0), answer("Hi", 0.5, 4096)),
+        Pair(answer("Ho", 22.0, 0), answer("Ho", 0.25, 4096)),
+        Pair(answer("Hello!", 24.0, 0), answer(last, 1.0, 4128)),
     ]
     warmed = {
         "blocks": 128,
