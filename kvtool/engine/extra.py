@@ -1,6 +1,6 @@
 """The engine is an extra: a command that needs it says how to get it, before anything imports torch."""
 
-from importlib import import_module
+from importlib.util import find_spec
 
 from kvtool.errors import KvtoolError
 
@@ -14,11 +14,9 @@ def require_engine(command: str) -> None:
 
 def require(command: str, *packages: str) -> None:
     """KvtoolError where one of `packages` of the engine's extra is not installed."""
-    try:
-        for name in packages:
-            import_module(name)
-    except ImportError as error:
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
         raise KvtoolError(
-            f"kvtool {command} needs the engine, which is not installed ({error})",
+            f"kvtool {command} needs the engine, which is not installed (no {', '.join(missing)})",
             "pip install 'kvtool[engine]'",
-        ) from error
+        )
