@@ -1,0 +1,186 @@
+"""One lint run: paths -> logs and templates -> findings, selected, compared with a baseline, judged."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from kvtool.errors import KvtoolError
+from kvtool.lint.baseline import Baseline
+from kvtool.lint.check import find
+from kvtool.lint.corpus import arrival_order, readable
+from kvtool.lint.ignores import without_ignored
+from kvtool.lint.price import replayed
+from kvtool.lint.redact import redacted
+from kvtool.lint.rules import RULES
+from kvtool.lint.settings import selected
+from kvtool.lint.static.files import JINJA, PYTHON, SUFFIXES, TEXT, check_file
+from kvtool.logs.reader import open_log
+from kvtool.logs.sources import LOG_SUFFIXES
+from kvtool.report import Finding, Report
+from kvtool.tokens import PromptEncoder
+
+SKIPPED_FOLDERS = {"node_modules", "__pycache__", "venv", "site-packages", "build", "dist"}
+SEVERITIES = {"info": 0, "warning": 1, "error": 2}
+
+
+@dataclass(frozen=True)
+class LintConfig:
+    """What a run looks for and when it fails. min_hit_rate: 0..1; max_regression: percentage points."""
+
+    select: tuple[str, ...] = ()
+    extend_select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    format: str | None = None
+    block_size: int = 32
+    fail_on: str = "warning"
+    min_hit_rate: float | None = None
+    max_regression: float | None = None
+    show_values: bool = False
+
+
+@dataclass
+class LintResult:
+    """Findings left after selection and baseline; `known` were in the baseline. hit_rate: of the logs."""
+
+    findings: list[Finding]
+    known: list[Finding]
+    hit_rate: float | None
+    logs: list[str]
+    templates: list[str]
+    notes: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+def lint(
+    paths: Sequence[str],
+    config: LintConfig,
+    load_encoder: Callable[[], PromptEncoder],
+    baseline: Baseline | None = None,
+) -> LintResult:
+    """Lint logs and templates. KvtoolError for a path that is missing or a file that cannot be read."""
+    logs, templates = sort_paths(paths, config)
+    found: list[Finding] = []
+    notes: list[str] = []
+    rate: float | None = None
+    for path in templates:
+        found += without_ignored(check_file(path), path)
+    if logs:
+        log = open_log(logs, format=config.format)
+        requests = [request for request in log if readable(request)]
+        notes += log.notes
+        notes += [f"{skip.rows} rows skipped: {skip.reason}, first at {skip.first}" for skip in log.skipped]
+        if requests:
+            encoder = load_encoder()
+            found += find(requests, encoder, config.block_size)
+            rate = replayed(requests, arrival_order(requests), encoder, config.block_size).tokens
+        else:
+            notes.append("the logs hold no prompts in text: nothing to lint in them")
+    wanted = [one for one in found if selected(one.code, config.select, config.extend_select, config.ignore)]
+    new = wanted if baseline is None else baseline.new(wanted)
+    fresh = {id(one) for one in new}
+    known = [one for one in wanted if id(one) not in fresh]
+    if not config.show_values:
+        new = redacted(new)
+    result = LintResult(new, known, rate, list(logs), [str(path) for path in templates], notes)
+    result.failures = _failures(result, config, baseline)
+    return result
+
+
+def sort_paths(paths: Sequence[str], config: LintConfig) -> tuple[list[str], list[Path]]:
+    """(logs, templates) among files, folders and `-`. A JSON or YAML file is a log if a format claims it."""
+    logs: list[str] = []
+    templates: list[Path] = []
+    for name in paths:
+        path = Path(name)
+        if name == "-" or not path.exists():
+            logs.append(name)  # stdin, a glob, or open_log's error
+            continue
+        files = [path] if path.is_file() else sorted(one for one in path.rglob("*") if _wanted(one, path))
+        for file in files:
+            if any(fnmatch(str(file), pattern) or fnmatch(file.name, pattern) for pattern in config.exclude):
+                continue
+            if _is_log(file, config.format):
+                logs.append(str(file))
+            elif file.suffix.lower() in SUFFIXES or path.is_file():
+                templates.append(file)
+    if not logs and not templates:
+        raise KvtoolError(f"{', '.join(paths)}: nothing to lint", "name logs, templates or folders of them")
+    return logs, templates
+
+
+def _wanted(file: Path, root: Path) -> bool:
+    parts = file.relative_to(root).parts
+    hidden = any(part.startswith(".") or part in SKIPPED_FOLDERS for part in parts)
+    suffixes = {suffix.lower() for suffix in file.suffixes}
+    return file.is_file() and not hidden and bool(suffixes & (SUFFIXES | LOG_SUFFIXES))
+
+
+def _is_log(file: Path, format: str | None) -> bool:
+    if file.suffix.lower() in JINJA | PYTHON | TEXT:
+        return False
+    if format is not None:
+        return True
+    try:
+        open_log([str(file)])
+    except KvtoolError:
+        return file.suffix.lower() not in SUFFIXES
+    return True
+
+
+def _failures(result: LintResult, config: LintConfig, baseline: Baseline | None) -> list[str]:
+    """Why the run fails: findings at or above --fail-on, and gates that are not met."""
+    failures = []
+    stopping = [one for one in result.findings if stops(one, config.fail_on)]
+    if stopping:
+        failures.append(f"{len(stopping)} findings ({config.fail_on} or worse)")
+    if config.min_hit_rate is not None and (result.hit_rate or 0.0) < config.min_hit_rate:
+        said = "unknown" if result.hit_rate is None else f"{result.hit_rate:.1%}"
+        failures.append(f"hit rate {said} is below {config.min_hit_rate:.1%}")
+    if config.max_regression is not None and baseline is not None and baseline.hit_rate is not None:
+        lost = 100 * (baseline.hit_rate - (result.hit_rate or 0.0))
+        if lost > config.max_regression:
+            failures.append(f"hit rate fell by {lost:.1f} points (at most {config.max_regression:g} allowed)")
+    return failures
+
+
+def stops(finding: Finding, fail_on: str) -> bool:
+    """Whether `fail_on` names this finding: by its severity or a worse one, or by a prefix of its code."""
+    if fail_on in SEVERITIES:
+        return SEVERITIES[finding.severity] >= SEVERITIES[fail_on]
+    return finding.code.startswith(fail_on)
+
+
+def report(result: LintResult) -> Report:
+    """The document and what people read."""
+    rules = {rule.code: rule for rule in (RULES.load(name) for name in RULES.names())}
+    used = sorted({one.code for one in result.findings} & rules.keys())
+    data: dict[str, Any] = {
+        "schema": "kvtool.lint/1",
+        "source": {"logs": result.logs, "templates": result.templates},
+        "hit_rate": {"tokens": result.hit_rate},
+        "findings": [one.to_json() for one in result.findings],
+        "known": len(result.known),
+        "failures": result.failures,
+        "notes": result.notes,
+        "rules": [
+            {
+                "code": code,
+                "name": rules[code].name,
+                "what": rules[code].docs.what,
+                "why": rules[code].docs.why,
+                "instead": rules[code].docs.instead,
+            }
+            for code in used
+        ],
+    }
+    looked = f"{len(result.logs)} logs and {len(result.templates)} templates"
+    headline = [f"{len(result.findings)} findings in {looked}"]
+    if result.hit_rate is not None:
+        headline[0] += f"; hit rate {result.hit_rate:.1%}"
+    if result.known:
+        headline.append(f"{len(result.known)} more are in the baseline")
+    notes = [*result.notes, *(f"failed: {failure}" for failure in result.failures)]
+    return Report(data, headline, [], result.findings, notes)

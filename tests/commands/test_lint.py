@@ -1,0 +1,139 @@
+"""kvtool lint: exit codes, selection, settings, baseline, ignores, redaction, formats."""
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvtool.cli import main
+
+SAMPLES = Path(__file__).resolve().parent.parent.parent / "samples"
+LOG = str(SAMPLES / "airline-chat.jsonl")
+RULES = "Never invent a price. Ask before you book. Hand over to a person when you cannot help. " * 4
+TEMPLATE = f"It is {{{{ now() }}}} in Lisbon.\n{RULES}\nToday is {{{{ today }}}}.\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kvtool.toml").write_text('tokenizer = "bytes"\n')
+    (tmp_path / "prompt.j2").write_text(TEMPLATE)
+    return tmp_path
+
+
+def lint(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["lint", *arguments])
+
+
+def document(*arguments: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(lint(*arguments, "--output-format", "json").stdout)
+    return loaded
+
+
+def codes(*arguments: str) -> list[str]:
+    return sorted(finding["code"] for finding in document(*arguments)["findings"])
+
+
+def test_findings_are_exit_1_and_clean_is_0(folder: Path) -> None:
+    assert lint("prompt.j2").exit_code == 1
+    assert lint("prompt.j2", "--exit-zero").exit_code == 0
+    assert lint("prompt.j2", "--fail-on", "error").exit_code == 0
+    assert lint("prompt.j2", "--fail-on", "KV1").exit_code == 1
+    (folder / "clean.txt").write_text(f"{RULES}\nToday is {{date}}.")
+    clean = lint("clean.txt")
+    assert (clean.exit_code, clean.stdout.splitlines()[0]) == (0, "0 findings in 0 logs and 1 templates")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing-here.jsonl"], "no such file"),
+        (["prompt.j2", "--select", "KV9"], "no rule 'KV9'"),
+        (["prompt.j2", "--baseline", "none.json"], "none.json"),
+        (["--explain", "KV999"], "no rule 'KV999'"),
+    ],
+)
+def test_bad_input_is_exit_2_in_one_line(arguments: list[str], message: str) -> None:
+    result = lint(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_logs_and_templates_in_one_run() -> None:
+    found = document("prompt.j2", LOG)
+    assert sorted({one["code"] for one in found["findings"]}) == ["KV101", "KV201"]
+    assert found["source"] == {"logs": [LOG], "templates": ["prompt.j2"]}
+    assert 0 < found["hit_rate"]["tokens"] < 0.5
+
+
+def test_selection_by_prefix_and_name() -> None:
+    assert codes(LOG, "--select", "KV2") == ["KV201"]
+    assert codes(LOG, "--ignore", "tool-order") == ["KV101"]
+    assert codes(LOG, "--ignore", "KV1,KV2") == []
+    assert codes(LOG, "--select", "KV101", "--extend-select", "KV201") == ["KV101", "KV201"]
+    assert codes(LOG, "--select", "KV1", "--ignore", "KV101") == []
+
+
+def test_settings_come_from_the_nearest_file_and_unknown_ones_are_errors(folder: Path) -> None:
+    (folder / "kvtool.toml").write_text('tokenizer = "bytes"\nignore = ["KV101"]\n')
+    assert codes(LOG) == ["KV201"]
+    (folder / "kvtool.toml").unlink()
+    (folder / "pyproject.toml").write_text('[tool.kvtool]\ntokenizer = "bytes"\nselect = ["KV1"]\n')
+    assert codes(LOG) == ["KV101"]
+    for line in ('colour = "red"', 'ignore = ["KV9"]', 'ignore = "KV101"'):
+        (folder / "kvtool.toml").write_text(line)
+        result = lint("prompt.j2")
+        assert result.exit_code == 2
+        assert "kvtool.toml" in result.output
+
+
+def test_a_baseline_hides_what_is_known_whatever_the_row(folder: Path) -> None:
+    assert lint(LOG, "--write-baseline", "known.json").exit_code == 0
+    rows = Path(LOG).read_text().splitlines(keepends=True)
+    (folder / "later.jsonl").write_text("".join(rows[7:]))
+    result = document("later.jsonl", "--baseline", "known.json")
+    assert (result["findings"], result["known"], result["failures"]) == ([], 2, [])
+    again = lint("prompt.j2", LOG, "--baseline", "known.json")
+    assert again.exit_code == 1
+    assert "prompt.j2" in again.stdout
+
+
+def test_gates(folder: Path) -> None:
+    assert lint(LOG, "--ignore", "ALL", "--min-hit-rate", "1%").exit_code == 0
+    assert lint(LOG, "--ignore", "ALL", "--min-hit-rate", "90%").exit_code == 1
+    (folder / "known.json").write_text('{"schema": "kvtool.baseline/1", "hit_rate": 0.99, "findings": {}}')
+    regression = lint(LOG, "--ignore", "ALL", "--baseline", "known.json", "--max-regression", "2")
+    assert regression.exit_code == 1
+    assert "hit rate fell by" in regression.output
+
+
+def test_inline_ignores_and_unused_ones(folder: Path) -> None:
+    (folder / "prompt.j2").write_text("{# kvtool: ignore[KV101] shown to people only #}\n" + TEMPLATE)
+    assert codes("prompt.j2") == []
+    (folder / "prompt.j2").write_text("{# kvtool: ignore[KV103] #}\n" + TEMPLATE)
+    assert codes("prompt.j2") == ["KV001", "KV101"]
+
+
+def test_values_are_masked_unless_asked_for() -> None:
+    masked = document(LOG, "--select", "KV101")["findings"][0]["examples"]
+    plain = document(LOG, "--select", "KV101", "--show-values")["findings"][0]["examples"]
+    assert masked != plain
+    assert all(not set(text) & set("123456789") for text in masked)
+
+
+def test_machine_formats(folder: Path) -> None:
+    assert json.loads(lint(LOG, "--output-format", "sarif").stdout)["version"] == "2.1.0"
+    assert len(json.loads(lint(LOG, "--output-format", "gitlab").stdout)) == 2
+    assert len(lint(LOG, "--output-format", "json-lines").stdout.splitlines()) == 2
+    assert lint(LOG, "--output-format", "github").stdout.count("::error") >= 1
+    assert ElementTree.fromstring(lint(LOG, "--output-format", "junit").stdout)[0].get("failures") == "2"
+    assert lint(LOG, "--output-format", "concise", "--output-file", "out.txt").stdout == ""
+    assert (folder / "out.txt").read_text().count("KV") == 2
+
+
+def test_rules_are_listed_and_explained() -> None:
+    assert lint("--list-rules").stdout.count("\n") >= 20
+    assert "Why: " in lint("--explain", "clock-time").stdout

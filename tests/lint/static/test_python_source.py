@@ -1,0 +1,82 @@
+"""Python sources: text is followed, frozen values are silent, positions are exact."""
+
+import textwrap
+
+import pytest
+
+from kvtool.errors import KvtoolError
+from kvtool.lint.static.judge import findings
+from kvtool.lint.static.python import read_python
+
+HEAD = '''
+from datetime import date, datetime
+import uuid
+TODAY = date.today()
+RULES = """%s"""
+def clock():
+    return datetime.now().isoformat()
+''' % ("Never invent a price, ask before you book, and hand over to a person when you cannot help. " * 3)
+
+
+def found(body: str) -> list[tuple[str, str]]:
+    source = HEAD + textwrap.dedent(body)
+    return [
+        (one.code, source[one.location.start : one.location.end])
+        for prompt in read_python(source, "a.py")
+        for one in findings(prompt, "a.py", source)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ('def build():\n    return f"It is {datetime.now()}. {RULES}"', [("KV101", "datetime.now()")]),
+        ('def build():\n    now = clock()\n    return "It is " + now + RULES', [("KV101", "now")]),
+        ('def build():\n    return "It is {}. ".format(clock()) + RULES', [("KV101", "clock()")]),
+        ('def build():\n    return "It is {x}. ".format(x=clock()) + RULES', [("KV101", "clock()")]),
+        ('def build():\n    return "It is %s. " % clock() + RULES', [("KV101", "clock()")]),
+        ('def build():\n    return ("At @@." + RULES).replace("@@", clock())', [("KV101", "clock()")]),
+        (
+            'def build():\n    p = []\n    p.append(str(uuid.uuid4()))\n    p.append(RULES)\n    return " ".join(p)',
+            [("KV103", "uuid.uuid4()")],
+        ),
+        (
+            'def build(user):\n    s = f"User: {user.name}\\n"\n    s += RULES\n    return s',
+            [("KV107", "user.name")],
+        ),
+        (
+            'def call(c):\n    c.create(messages=[{"role": "system", "content": f"{clock()} {RULES}"}])',
+            [("KV101", "clock()")],
+        ),
+        ('def build(mood):\n    return f"Be {mood}. {RULES}"', [("KV100", "mood")]),
+    ],
+)
+def test_what_varies_before_stable_text(body: str, expected: list[tuple[str, str]]) -> None:
+    assert found(body) == expected
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        'def build():\n    return f"{RULES} Today is {date.today()}"',  # stands last
+        'def build():\n    return f"Since {TODAY}. {RULES}"',  # frozen at import
+        'PROMPT = f"Started {datetime.now()}. {RULES}"',
+        'def build():\n    return f"Rule {3}. {RULES}"',
+        'def log(x):\n    print(f"done {x} at {clock()}")',  # no prompt
+    ],
+)
+def test_silent(body: str) -> None:
+    assert found(body) == []
+
+
+def test_a_callable_partial_varies_and_a_called_one_does_not() -> None:
+    text = "It is {when}. " + "Follow every rule of the house, which are many and all of them good. " * 4
+    assert found(f'P = PromptTemplate(template="{text}", partial_variables={{"when": clock}})') == [
+        ("KV101", "{when}")
+    ]
+    assert found(f'P = PromptTemplate(template="{text}", partial_variables={{"when": clock()}})') == []
+
+
+def test_a_syntax_error_names_its_line() -> None:
+    with pytest.raises(KvtoolError, match=r"a\.py, line 2"):
+        read_python("x = 1\ny = (", "a.py")

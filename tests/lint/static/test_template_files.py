@@ -1,0 +1,75 @@
+"""Jinja, text, YAML, JSON and tool schemas: pieces, places, causes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvtool.errors import KvtoolError
+from kvtool.lint.static.files import check_file
+
+RULES = "Never invent a price, ask before you book, and hand over to a person when you cannot help. " * 3
+
+
+def found(tmp_path: Path, name: str, source: str) -> list[tuple[str, int, str]]:
+    path = tmp_path / name
+    path.write_text(source, encoding="utf-8")
+    return [(one.code, one.location.row, one.slot) for one in check_file(path)]
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "expected"),
+    [
+        ("a.j2", f"Hello.\nIt is {{{{ now() }}}}.\n{RULES}", [("KV101", 2, "It is {now()}")]),
+        ("a.j2", f"{{% set t = utcnow() %}}At {{{{ t }}}}:\n{RULES}", [("KV101", 1, "At {t}")]),
+        ("a.j2", f"{{% set a = 'x' %}}At {{{{ a }}}}:\n{RULES}", []),
+        ("a.j2", f"{RULES}{{{{ now() }}}}", []),
+        ("a.j2", f"{{% if v %}}{{{{ session_id }}}}{{% endif %}}{RULES}", [("KV104", 1, "{session_id}")]),
+        (
+            "a.md",
+            f"# Agent\n\nWorking directory: {{cwd}}\n\n{RULES}",
+            [("KV105", 3, "Working directory: {cwd}")],
+        ),
+        ("a.txt", f"Customer: ${{who}}\n{RULES}", [("KV107", 1, "Customer: {who}")]),
+        ("a.txt", f"Tokens left: <<n>>\n{RULES}", [("KV106", 1, "Tokens left: {n}")]),
+        ("a.txt", f"{RULES}\nToday is {{date}}.", []),
+        ("a.txt", 'Answer in JSON such as {"a": 1}.' + RULES, []),
+        ("a.yaml", f"system: |\n  Date: {{{{date}}}}\n  {RULES}\n", [("KV102", 2, "Date: {date}")]),
+        (
+            "a.json",
+            json.dumps({"messages": [{"role": "system", "content": "{memory}\n" + RULES}]}),
+            [("KV301", 1, "{memory}")],
+        ),
+    ],
+)
+def test_templates(tmp_path: Path, name: str, source: str, expected: list[tuple[str, int, str]]) -> None:
+    assert found(tmp_path, name, source) == expected
+
+
+def test_places_are_paths_in_structured_files(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"messages": [{"role": "system", "content": "At {now} " + RULES}]}))
+    (one,) = check_file(path)
+    assert (one.location.path, one.location.role) == ("messages[0].content", "system")
+    assert one.severity == "warning"
+    assert one.lost_tokens == len(RULES) // 4
+
+
+def test_much_stable_text_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("It is {time}. " + RULES * 10)
+    assert [one.severity for one in check_file(path)] == ["error"]
+
+
+def test_a_tool_that_is_there_twice(tmp_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "book", "parameters": {}}}
+    assert [code for code, _, _ in found(tmp_path, "tools.json", json.dumps([tool, tool], indent=1))] == [
+        "KV203"
+    ]
+    assert found(tmp_path, "tools.json", json.dumps([tool])) == []
+
+
+@pytest.mark.parametrize(("name", "source"), [("a.j2", "{{ x"), ("a.json", "{"), ("a.yaml", "a: [")])
+def test_unreadable_files_are_named(tmp_path: Path, name: str, source: str) -> None:
+    with pytest.raises(KvtoolError, match=name):
+        found(tmp_path, name, source)
