@@ -69,7 +69,7 @@ _CAUSES: tuple[tuple[str, str, re.Pattern[str], Fix], ...] = (
         "KV106",
         "counter",
         re.compile(
-            r"(?:remaining|usage|used|tokens?{_E}|{_W}left{_E}|token_?count|turn|step|attempt|iteration|budget|progress|counter|"
+            rf"(?:remaining|usage|used|tokens?{_E}|{_W}left{_E}|token_?count|turn|step|attempt|iteration|budget|progress|counter|"
             r"n_?messages|message_?(?:count|number)|num_)",
             re.I,
         ),
