@@ -29,7 +29,7 @@ def replay(workload: Workload, policy: Policy, capacity: int, ttl: float | None 
     if policy.ages:
         replay_part(state, policy, workload, 0, workload.requests, matched)
         return matched
-    _replay(
+    replay_loop(
         state,
         policy.key,
         workload.nodes,
@@ -109,7 +109,7 @@ def serve_one(s: Any, key: Any, blocks: Any, now: Any, bit: Any, ttl: Any) -> An
         types.int64[::1],
     ),
 )
-def _replay(
+def replay_loop(
     s: Any, key: Any, nodes: Any, offsets: Any, clock: Any, bits: Any, ttl: Any, matched: Any
 ) -> None:
     for request in range(clock.size):
