@@ -1,0 +1,50 @@
+"""README's command lines: the cheap ones run, in order, the others must at least parse."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from kvtool.cli import COMMANDS, main
+
+ROOT = Path(__file__).resolve().parent.parent
+LINES = [
+    shlex.split(line, comments=True)[1:]
+    for fence in re.findall(r"```\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    for line in fence.splitlines()
+    if line.startswith("kvtool ")
+]
+CHEAP = ("analyze", "lint", "normalize", "simulate")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the reader stands: the samples at hand."""
+    folder = tmp_path_factory.mktemp("reader")
+    (folder / "samples").symlink_to(ROOT / "samples")
+    (folder / "shards").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield folder
+
+
+@pytest.mark.parametrize("line", LINES, ids=" ".join)
+def test_a_line_of_the_readme(line: list[str], folder: Path) -> None:
+    if line[0] in CHEAP:
+        result = CliRunner().invoke(main, line)
+        assert result.exit_code == 0, result.output
+        assert result.stdout
+    else:
+        command, words = COMMANDS.load(line[0]), line[1:]
+        if isinstance(command, click.Group):
+            command, words = command.commands[words[0]], words[1:]
+        assert command.make_context(line[0], words).params
+
+
+def test_every_command_is_shown() -> None:
+    shown = {line[0] for line in LINES} | {"demo"}
+    assert shown == set(COMMANDS.names())
