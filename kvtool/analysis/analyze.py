@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from kvtool.analysis.build import WorkloadBuilder, arrival_order, by_kind, encode
 from kvtool.analysis.curve import LruCurve, capacities
 from kvtool.analysis.filter import RowFilter
 from kvtool.analysis.hit_rates import HitRates, capped, hit_rates, matched_blocks, ratio
 from kvtool.analysis.prefixes import HotPrefix, Usage, hot_prefixes, usage
 from kvtool.analysis.sessions import infer_sessions, split_sessions
-from kvtool.analysis.workload import Workload, WorkloadBuilder, arrival_order, by_kind, encode
+from kvtool.analysis.workload import Workload
 from kvtool.blocks import DEFAULT_BLOCK_SIZE
 from kvtool.errors import KvtoolError
 from kvtool.logs.reader import Log

@@ -4,24 +4,17 @@ The trie is built once at a small base block; coarser block sizes follow exactly
 B tokens is known if and only if the base blocks that make it up are.
 """
 
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numba import njit, types
 from numpy.typing import NDArray
 
-from kvtool.analysis.trie import BlockTrie
 from kvtool.blocks import BlockHash, TokenIds, child_hash, namespace
-from kvtool.errors import KvtoolError
-from kvtool.logs.traces import TraceBatch
-from kvtool.requests import Request
-from kvtool.tokens import PromptEncoder, batches
 
 Space = tuple[str | None, str | None]
 """(model, tenant): requests of different spaces never share a block."""
@@ -193,204 +186,6 @@ class Workload:
         return namespace("kvtool.analysis", self.encoder_fingerprint, self.block_size, repr((model, tenant)))
 
 
-class WorkloadBuilder:
-    """Takes requests batch by batch, in any order; `finish` sorts them by arrival.
-
-    block_size: base block for tokenized prompts; block-id traces bring their own.
-    """
-
-    def __init__(self, block_size: int, encoder_fingerprint: str, share_tenants: bool = False) -> None:
-        self.block_size = block_size
-        self.encoder_fingerprint = encoder_fingerprint
-        self.share_tenants = share_tenants
-        self.ready_made: bool | None = None
-        self._trie = BlockTrie(block_size)
-        self._sessions: dict[str, int] = {}
-        self._spaces: dict[Space, int] = {}
-        self._arrival, self._prompt, self._output = array("q"), array("q"), array("q")
-        self._session, self._space, self._partial = array("i"), array("i"), array("b")
-        self._leaves: list[NDArray[np.int32]] = []
-        self._meta: list[pa.RecordBatch] = []
-
-    def add(self, requests: Sequence[Request], tokens: Sequence[TokenIds] | None) -> None:
-        """One batch. `tokens` are the prompts' ids, None for a batch of a block-id trace."""
-        if not requests:
-            return
-        prompts, partial = self._prompts(requests, tokens)
-        spaces = array("i")
-        for request in requests:
-            space = (request.model, None if self.share_tenants else request.tenant)
-            spaces.append(self._spaces.setdefault(space, len(self._spaces)))
-            self._arrival.append(-1 if request.arrival is None else request.arrival)
-            self._output.append(-1 if request.output_tokens is None else request.output_tokens)
-            self._session.append(
-                -1
-                if request.session is None
-                else self._sessions.setdefault(request.session, len(self._sessions))
-            )
-        self._space.extend(spaces)
-        self._partial.extend(partial)
-        offsets = np.zeros(len(prompts) + 1, np.int64)
-        np.cumsum([len(prompt) for prompt in prompts], out=offsets[1:])
-        words = np.ascontiguousarray(np.concatenate(prompts), np.uint32)
-        self._leaves.append(self._trie.insert(words, offsets, np.array(spaces, np.int32)))
-        columns = (
-            [request.id for request in requests],
-            [request.source.file for request in requests],
-            [request.source.row for request in requests],
-        )
-        self._meta.append(pa.record_batch([pa.array(column) for column in columns], schema=META))
-
-    def add_trace(self, batch: TraceBatch) -> None:
-        """One batch of a block-hash trace, as `add` takes its requests."""
-        count = len(batch)
-        self._take_trace(batch.block_size, batch.file, int(batch.rows[0]) if count else 1)
-        offsets = batch.offsets * 2  # an id is two words
-        words = batch.ids.astype("<i8", copy=False).view(np.uint32)
-        models = batch.models or [None] * count
-        tenants = batch.tenants if batch.tenants and not self.share_tenants else [None] * count
-        spaces = array("i")
-        for space in zip(models, tenants, strict=True):
-            spaces.append(self._spaces.setdefault(space, len(self._spaces)))
-        for session in batch.sessions or ():
-            number = -1 if session is None else self._sessions.setdefault(session, len(self._sessions))
-            self._session.append(number)
-        if batch.sessions is None:
-            self._session.frombytes(np.full(count, -1, np.int32).tobytes())
-        for column, values in (
-            (self._arrival, batch.arrival),
-            (self._output, batch.output),
-            (self._prompt, batch.tokens),
-        ):
-            column.frombytes(values.tobytes())
-        whole = np.diff(batch.offsets) * batch.block_size
-        self._partial.frombytes((whole > batch.tokens).astype(np.int8).tobytes())
-        self._space.extend(spaces)
-        self._leaves.append(self._trie.insert(words, offsets, np.array(spaces, np.int32)))
-        rows = pa.array(batch.rows)
-        files = pa.array([batch.file], pa.string()).take(pa.array(np.zeros(count, np.int64)))
-        names = (
-            pc.binary_join_element_wise(files, rows.cast(pa.string()), ":")
-            if batch.names is None
-            else pa.array(batch.names, pa.string())
-        )
-        self._meta.append(pa.record_batch([names, files, rows], schema=META))
-
-    def finish(self) -> Workload:
-        """The workload of all that was added."""
-        arrival = np.array(self._arrival, np.int64)
-        order = arrival_order(arrival)
-        link = self._trie.link
-        leaves = np.concatenate([np.empty(0, np.int32), *self._leaves])
-        return Workload(
-            block_size=self.block_size,
-            ready_made=bool(self.ready_made),
-            encoder_fingerprint=self.encoder_fingerprint,
-            arrival=arrival[order],
-            session=np.array(self._session, np.int32)[order],
-            session_names=list(self._sessions),
-            space=np.array(self._space, np.int32)[order],
-            spaces=list(self._spaces),
-            prompt_tokens=np.array(self._prompt, np.int64)[order],
-            output_tokens=np.array(self._output, np.int64)[order],
-            leaf=leaves[order],
-            partial=np.array(self._partial, np.bool_)[order],
-            parent=np.maximum(link, -1),
-            depth=self._trie.depth,
-            node_space=_spread_spaces(link),
-            words=self._trie.words,
-            meta=pa.Table.from_batches(self._meta, META).take(order),
-        )
-
-    def _take(self, ready_made: bool, file: str, row: int) -> None:
-        """Refuse to mix prompts that are given as block ids with others."""
-        if self.ready_made is None:
-            self.ready_made = ready_made
-        if self.ready_made != ready_made:
-            raise KvtoolError(
-                f"{file}, row {row}: block ids and token prompts in one run",
-                "analyze block-hash traces on their own",
-            )
-
-    def _take_trace(self, block_size: int, file: str, row: int) -> None:
-        """The first trace sets the block size, the others must have the same."""
-        if self.ready_made is None:
-            self.block_size = block_size
-            self._trie = BlockTrie(2)
-        self._take(True, file, row)
-        if block_size != self.block_size:
-            raise KvtoolError(
-                f"{file}, row {row}: blocks of {block_size} tokens after blocks of {self.block_size}",
-                "analyze traces of one block size at a time",
-            )
-
-    def _prompts(
-        self, requests: Sequence[Request], tokens: Sequence[TokenIds] | None
-    ) -> tuple[Sequence[NDArray[np.uint32]], Iterable[int]]:
-        """Each prompt's words, and whether its last block is partial; counts prompt tokens on the way."""
-        first = requests[0]
-        if first.block_ids is not None:
-            self._take_trace(first.block_ids.block_size, first.source.file, first.source.row)
-        else:
-            self._take(False, first.source.file, first.source.row)
-        if tokens is not None:
-            self._prompt.extend(len(prompt) for prompt in tokens)
-            return tokens, bytes(len(tokens))
-        prompts, partial = [], []
-        for request in requests:
-            ready = request.block_ids
-            assert ready is not None
-            if ready.block_size != self.block_size:
-                raise KvtoolError(
-                    f"{request.source.file}, row {request.source.row}: blocks of {ready.block_size} tokens "
-                    f"after blocks of {self.block_size}",
-                    "analyze traces of one block size at a time",
-                )
-            ids = ready.ids[: -(-ready.tokens // self.block_size)]
-            self._prompt.append(ready.tokens)
-            partial.append(int(len(ids) * self.block_size > ready.tokens))
-            prompts.append(ids.astype("<i8").view(np.uint32))
-        return prompts, partial
-
-
-def arrival_order(arrival: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Indices that sort requests by arrival (µs, -1 unknown): a request without a time keeps its place
-    behind the one read before it."""
-    if len(arrival) == 0:
-        return np.empty(0, np.int64)
-    known = np.maximum.accumulate(np.where(arrival >= 0, np.arange(len(arrival)), 0))
-    return np.argsort(arrival[known], kind="stable")
-
-
-def build_workload(
-    requests: Iterable[Request],
-    encoder: PromptEncoder | None,
-    block_size: int = 8,
-    share_tenants: bool = False,
-) -> Workload:
-    """A workload from a stream of requests. Only block-id traces can do without an encoder."""
-    builder = WorkloadBuilder(block_size, encoder.fingerprint if encoder else "", share_tenants)
-    for batch in batches(requests):
-        for part in by_kind(batch):
-            builder.add(part, encode(part, encoder))
-    return builder.finish()
-
-
-def by_kind(batch: Sequence[Request]) -> Iterable[Sequence[Request]]:
-    """A batch, split where prompts given as block ids and others meet (which `add` refuses)."""
-    ready = [request for request in batch if request.block_ids is not None]
-    other = [request for request in batch if request.block_ids is None]
-    return [part for part in (other, ready) if part]
-
-
-def encode(batch: Sequence[Request], encoder: PromptEncoder | None) -> list[TokenIds] | None:
-    """Token ids of a batch of one kind; None for ready-made block ids."""
-    if batch[0].block_ids is not None:
-        return None
-    assert encoder is not None, "prompts in text need an encoder"
-    return encoder.encode(batch)
-
-
 @njit(types.void(types.int32[::1], types.int32[::1], types.int64[::1], types.int32[::1]), cache=True)
 def _expand(leaf: Any, parent: Any, offsets: Any, out: Any) -> None:
     for request in range(leaf.size):
@@ -398,12 +193,3 @@ def _expand(leaf: Any, parent: Any, offsets: Any, out: Any) -> None:
         for at in range(offsets[request + 1] - 1, offsets[request] - 1, -1):
             out[at] = node
             node = parent[node]
-
-
-@njit(types.int32[::1](types.int32[::1]), cache=True)
-def _spread_spaces(link: Any) -> Any:
-    """Space of every node, from the roots down: parents come first."""
-    space = np.empty(link.size, np.int32)
-    for node in range(link.size):
-        space[node] = -1 - link[node] if link[node] < 0 else space[link[node]]
-    return space

@@ -127,8 +127,8 @@ def lint(analysis: "Analysis", share_tenants: bool) -> tuple[list["Finding"], fl
     """Findings, and the hit rate of the same requests with all safe fixes."""
     if analysis.encoder is None or not analysis.held:
         return [], analysis.rates.tokens
+    from kvtool.analysis.build import build_workload
     from kvtool.analysis.hit_rates import hit_rates
-    from kvtool.analysis.workload import build_workload
     from kvtool.lint.check import edits_of, examine, normalized_requests
     from kvtool.prompts.normalizer import Normalizer
 

@@ -148,8 +148,8 @@ def run(config: Config) -> "Report":
 
 def load_workload(config: Config, model: "Model", notes: list[str]) -> "Workload":
     """The log's blocks as the model would see them; `notes` gets what the log's reader says."""
+    from kvtool.analysis.build import build_workload
     from kvtool.analysis.store import load_analysis, load_document
-    from kvtool.analysis.workload import build_workload
     from kvtool.blocks import DEFAULT_BLOCK_SIZE
     from kvtool.logs.reader import open_log
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtool.analysis.analyze import AnalyzeConfig, analyze, sweep
+from kvtool.analysis.build import build_workload
 from kvtool.analysis.hit_rates import hit_rates
-from kvtool.analysis.workload import build_workload
 from kvtool.errors import KvtoolError
 from kvtool.requests import BlockIds, Request, Source
 from kvtool.templates import ChatMLTools

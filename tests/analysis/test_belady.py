@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtool.analysis.belady import belady
+from kvtool.analysis.build import build_workload
 from kvtool.analysis.curve import LruCurve
-from kvtool.analysis.workload import build_workload
 from kvtool.requests import BlockIds, Request, Source
 
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtool.analysis.build import build_workload
 from kvtool.analysis.curve import LruCurve, capacities
-from kvtool.analysis.workload import build_workload
 from kvtool.requests import BlockIds, Request, Source
 
 LOGS = st.lists(

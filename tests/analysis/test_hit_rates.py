@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtool.analysis.build import build_workload
 from kvtool.analysis.hit_rates import hit_rates, replay_ids
-from kvtool.analysis.workload import build_workload
 from kvtool.requests import BlockIds, Request, Source
 
 PROMPTS = st.lists(

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from kvtool.analysis.build import build_workload
 from kvtool.analysis.memory import describe_memory, parse_bytes, parse_capacity, read_shape
-from kvtool.analysis.workload import build_workload
 from kvtool.errors import KvtoolError
 from kvtool.requests import BlockIds, Request, Source
 

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtool.analysis.build import build_workload
 from kvtool.analysis.hit_rates import hit_rates
 from kvtool.analysis.plan import Plan, PlanConfig, make_plan
-from kvtool.analysis.workload import Workload, build_workload
+from kvtool.analysis.workload import Workload
 from kvtool.errors import KvtoolError
 from kvtool.requests import BlockIds, Request, Source
 

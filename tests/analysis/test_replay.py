@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvtool.analysis.build import build_workload
 from kvtool.analysis.curve import LruCurve
 from kvtool.analysis.flops import TYPICAL, Prefill
 from kvtool.analysis.rates import rates_of
 from kvtool.analysis.replay import pool_state, replay, session_bits
-from kvtool.analysis.workload import build_workload
 from kvtool.cache.policies import POLICIES
 from kvtool.cache.pool import session_bit
 from kvtool.requests import BlockIds, Request, Source

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from kvtool.analysis.build import build_workload
 from kvtool.analysis.replay import replay
 from kvtool.analysis.routing import ROUTINGS, RoutingConfig, replay_replicas
-from kvtool.analysis.workload import build_workload
 from kvtool.cache.policies import POLICIES
 from kvtool.requests import BlockIds, Request, Source
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from kvtool.analysis.build import build_workload
 from kvtool.analysis.sessions import infer_sessions, split_sessions
-from kvtool.analysis.workload import build_workload
 from kvtool.requests import BlockIds, Request, Source
 
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from kvtool.analysis.belady import belady
+from kvtool.analysis.build import build_workload
 from kvtool.analysis.curve import LruCurve
 from kvtool.analysis.flops import TYPICAL
 from kvtool.analysis.rates import rates_of
 from kvtool.analysis.simulate import SimulateConfig, Simulation
-from kvtool.analysis.workload import build_workload
 from kvtool.requests import BlockIds, Request, Source
 
 

@@ -7,10 +7,10 @@ import duckdb
 import numpy as np
 import pytest
 
+from kvtool.analysis.build import build_workload
 from kvtool.analysis.hit_rates import hit_rates
 from kvtool.analysis.prefixes import usage
 from kvtool.analysis.store import is_analysis, load_analysis, load_document, save_analysis
-from kvtool.analysis.workload import build_workload
 from kvtool.errors import KvtoolError
 from kvtool.report import Finding, Fix, Location
 from kvtool.requests import BlockIds, Request, Source

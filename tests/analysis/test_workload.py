@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtool.analysis.build import WorkloadBuilder, build_workload
 from kvtool.analysis.trie import BlockTrie
-from kvtool.analysis.workload import Workload, WorkloadBuilder, build_workload
+from kvtool.analysis.workload import Workload
 from kvtool.blocks import hash_blocks
 from kvtool.errors import KvtoolError
 from kvtool.requests import BlockIds, Request, Source

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
+from kvtool.analysis.build import build_workload
 from kvtool.analysis.plan import PlanConfig, make_plan
-from kvtool.analysis.workload import build_workload
 from kvtool.engine.compute.model import load_model
 from kvtool.engine.prewarm import PrewarmConfig, prewarm
 from kvtool.engine.storage.codec import block_bytes, load_codec

@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers
 
+from kvtool.analysis.build import build_workload
 from kvtool.analysis.plan import Plan, PlanConfig, make_plan
-from kvtool.analysis.workload import build_workload
 from kvtool.engine import prewarm as prewarm_module
 from kvtool.engine.compute.arena import Arena
 from kvtool.engine.compute.model import Model, load_model

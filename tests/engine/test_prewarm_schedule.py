@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtool.analysis.build import build_workload
 from kvtool.analysis.plan import Plan, PlanConfig, make_plan
-from kvtool.analysis.workload import build_workload
 from kvtool.engine import schedule
 from kvtool.engine.schedule import batches, chunk_tokens, chunking, cut_pieces
 from kvtool.requests import Request, Source

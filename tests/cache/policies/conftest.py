@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvtool.analysis.build import build_workload
 from kvtool.analysis.replay import replay
-from kvtool.analysis.workload import build_workload
 from kvtool.cache.policies import POLICIES
 from kvtool.cache.pool import Pool
 from kvtool.requests import BlockIds, Request, Source

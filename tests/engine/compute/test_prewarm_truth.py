@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from kvtool.analysis.build import build_workload
 from kvtool.analysis.plan import PlanConfig, make_plan
-from kvtool.analysis.workload import build_workload
 from kvtool.blocks import hash_blocks, reusable_blocks
 from kvtool.engine.prewarm import PrewarmConfig, prewarm
 from kvtool.engine.storage.codec import block_bytes, load_codec
