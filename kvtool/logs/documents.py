@@ -57,7 +57,9 @@ class _Plain:
             return [self.value(item, depth + 1) for item in value]
         if isinstance(value, bytes):
             return value.decode("utf-8", "replace")
-        if value is None or isinstance(value, str | bool | int | float):
+        if isinstance(value, str):
+            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        if value is None or isinstance(value, bool | int | float):
             return value
         return str(value)
 

@@ -4,6 +4,7 @@ import glob
 import gzip
 import io
 import shutil
+import struct
 import sys
 import tempfile
 import zipfile
@@ -36,6 +37,9 @@ COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
 GZIP, ZSTD, ZIP = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
 DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile)
 """What reading a cut or corrupt compressed stream raises."""
+
+ZIP_ERRORS = (KeyError, RuntimeError, NotImplementedError, ValueError, OSError, EOFError, struct.error)
+"""What opening an encrypted, unknown or corrupt archive raises beside BadZipFile."""
 
 
 def expand(paths: Sequence[str]) -> list[str]:
@@ -122,7 +126,7 @@ def _open_member(raw: IO[bytes], member: str) -> IO[bytes]:
         if member.endswith(".gz"):
             return io.BufferedReader(gzip.GzipFile(fileobj=stream), 1 << 20)  # type: ignore[arg-type]
         return stream
-    except (KeyError, RuntimeError, NotImplementedError) as error:  # encrypted, unknown method
+    except ZIP_ERRORS as error:
         raise zipfile.BadZipFile(str(error)) from error
 
 
@@ -131,8 +135,11 @@ def zip_members(path: str) -> list[str]:
 
     Raises BadZipFile for a zip without its directory, which stands at the end.
     """
-    with zipfile.ZipFile(path) as archive:
-        names = [info.filename for info in archive.infolist() if not info.is_dir()]
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [info.filename for info in archive.infolist() if not info.is_dir()]
+    except ZIP_ERRORS as error:
+        raise zipfile.BadZipFile(str(error)) from error
     if path.endswith(".eval"):
         return [name for name in names if name.startswith("samples/")]
     return [name for name in names if inner_suffix(name) in LOG_SUFFIXES and "__MACOSX" not in name]

@@ -141,7 +141,7 @@ LINES = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(lines=st.lists(LINES, min_size=1, max_size=8), ends=st.booleans())
 def test_columns_equal_rows_for_odd_lines_too(tmp_path_factory, lines, ends):
     good = b'{"timestamp": 1, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]}\n' * 3
