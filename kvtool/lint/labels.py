@@ -27,7 +27,7 @@ COUNTER = re.compile(
     re.I,
 )
 USER = re.compile(
-    r"(?<![A-Za-z])(user(?:name)?|customer|client|member|caller|guest|patient|student|name|e-?mail|account|plan|tier|"
+    r"(?<![A-Za-z])(user(?:name)?|customer|client|member|caller|guest|patient|student|name|e-?mail|account|plan|membership|profile|contact|status|tier|"
     r"subscription|locale|language|time.?zone|country|region|city|role|company|organi[sz]ation|team|"
     r"helping|assisting|talking to|speaking (?:to|with)|chatting with|on behalf of|logged in as|signed in as|"
     r"address)(?![A-Za-z])",

@@ -1,5 +1,7 @@
 """From a named slot to what can be done about it: the counterfactual for its price, the edit for its cure."""
 
+import re
+
 from kvtool.lint.corpus import Corpus
 from kvtool.lint.repair import Repair
 from kvtool.lint.rule import Candidate, SlotRule
@@ -12,15 +14,18 @@ ANCHOR = 48
 LEAST_ANCHOR = 4
 """A shorter anchor inside a text is no landmark: the slot is reported and not edited."""
 LONGEST_NOTE = 120
+LABEL = 80
+"""Characters of stable text around a value that are taken for its label."""
 
 
 def slot_candidate(rule: SlotRule, slot: Slot, corpus: Corpus) -> Candidate:
     """The candidate for a slot that `rule` claims."""
     values = slot.values()
     repair = Repair()
+    left, right = phrase(slot)
     for index, place in slot.places.items():
         if place.value:  # taken out, not frozen: a shared value would count as tokens saved
-            repair.texts[index].append((place.path, place.start, place.end, ""))
+            repair.texts[index].append((place.path, place.start - left, place.end + right, ""))
     first = corpus.first([index for index, place in slot.places.items() if place.value])
     place = slot.places[first]
     optional = "" in values  # a block that comes and goes brings its line end along
@@ -40,7 +45,26 @@ def slot_candidate(rule: SlotRule, slot: Slot, corpus: Corpus) -> Candidate:
         fix=rule.fix,
         repair=repair,
         edits=[edit] if edit else [],
+        always=slot.stable_after() >= 8 * corpus.block_size,  # two blocks of text, which others could share
     )
+
+
+def phrase(slot: Slot) -> tuple[int, int]:
+    """Characters before and behind a value that say what it is and would not be there without it.
+
+    The rest of its line where that is short, else of its sentence; nothing where neither is.
+    """
+    line_before, line_after = slot.line()
+    ends_line = "\n" in slot.after or slot.number == len(slot.skeleton.literals) - 2
+    opens_line = "\n" in slot.before or slot.number == 0
+    if ends_line and opens_line and len(line_before) + len(line_after) <= LABEL:
+        return len(line_before), len(line_after) + ("\n" in slot.after)
+    sentence_before = re.split(r"(?<=[.!?])\s+", line_before)[-1]
+    ending = re.match(r"[^.!?\n]*[.!?]\s", line_after)
+    whole = sentence_before != line_before or opens_line
+    if ending is not None and whole and len(sentence_before) + ending.end() <= LABEL:
+        return len(sentence_before), ending.end()
+    return 0, 0
 
 
 def slot_edit(rule: SlotRule, slot: Slot, corpus: Corpus) -> SlotEdit | None:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from kvtool.prompts import paths
 from kvtool.prompts.alignment import Skeleton, align, spread
 from kvtool.prompts.fields import Prompt
-from kvtool.prompts.values import moments
+from kvtool.prompts.values import listings, moments
 
 SAMPLES = 64
 """Variants looked at when a slot is widened."""
@@ -163,7 +163,7 @@ def widened(skeleton: Skeleton, variants: Sequence[str]) -> Skeleton:
     literals = list(skeleton.literals)
     grow_left, grow_right = [0] * (len(literals) - 1), [0] * (len(literals) - 1)
     for text, gaps in spread(fitting, SAMPLES):
-        stamps = moments(text)
+        stamps = [*listings(text), *moments(text)]
         for number, (start, end) in enumerate(gaps):
             left, right = _value_around(text, start, end, stamps)
             grow_left[number] = max(grow_left[number], start - left)
@@ -191,7 +191,10 @@ def _value_around(text: str, start: int, end: int, stamps: Sequence[tuple[int, i
             return min(first, start), max(last, end)
     left, right = start, end
     prose = text[start:end].count(" ") >= PROSE
-    if prose:
+    closing = re.compile(r"\s*</(\w+)>").match(text, end)
+    if closing is not None and re.match(rf"<{closing[1]}\b", text[start:end]):
+        right = closing.end()  # the element that the value opens ends with it
+    elif prose:
         stop = re.compile(r"[.!?…]*").match(text, end)
         assert stop is not None
         right = stop.end() if text[stop.end() : stop.end() + 1] in ("", "\n") else end
@@ -205,7 +208,7 @@ def _value_around(text: str, start: int, end: int, stamps: Sequence[tuple[int, i
             while left < start and text[left] in ":.-":
                 left += 1
             label = text.rfind(":", left, start)
-            if label >= 0 and "://" not in text[left:start]:
+            if label >= 0 and not re.match(r"://|:[\\/]", text[label:start]):
                 left = label + 1
         if _INSIDE_WORD.match(text[end - 1]):
             while right < len(text) and _INSIDE_WORD.match(text[right]):

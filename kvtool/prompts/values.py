@@ -41,6 +41,24 @@ _NUMBER = re.compile(r"[-+]?[$€£]?\d[\d,_ ]*(?:\.\d+)?\s?(?:%|[kKMG]i?B?|toke
 _WORDISH = re.compile(r"[A-Za-z]{3,}")
 
 
+_BLOCKS = re.compile(
+    r"^[ \t]*(?:On branch |HEAD detached )[^\n]*(?:\n(?!\n)[^\n]+|\n\n(?=[ \t]|Changes |Untracked ))*"
+    r"|^[ \t]*[0-9a-f]{7,40} [^\n]+(?:\n[ \t]*[0-9a-f]{7,40} [^\n]+)+"
+    r"|^[ \t]*(?:[MADRCU]{1,2}|\?\?|!!) [\w./-][^\n]*(?:\n[ \t]*(?:[MADRCU]{1,2}|\?\?|!!) [^\n]+)+"
+    r"|^[ \t│├└─|`+-]*[\w.@-]+(?:/|\.\w{1,6})(?:\n[ \t│├└─|`+-]*[\w.@-]+(?:/|\.\w{1,6}))+[ \t]*$",
+    re.M,
+)
+"""Git status, git log in one line each, short status, file trees: one value, though its lines may agree."""
+
+
+def listings(text: str) -> list[tuple[int, int]]:
+    """[start, end) of every listing of a repository or folder in `text`."""
+    return [
+        (match.start() + len(match[0]) - len(match[0].lstrip("\n")), match.end())
+        for match in _BLOCKS.finditer(text)
+    ]
+
+
 def moments(text: str) -> list[tuple[int, int]]:
     """[start, end) of every date, time or epoch stamp in `text`."""
     found = []

@@ -10,7 +10,7 @@ from kvtool.prompts.slots import Slot
 from kvtool.prompts.values import mostly
 from kvtool.report import Fix
 
-_PATH = re.compile(r"(?:~|\.{0,2})/[\w.@+~-]+(?:/[\w.@+~ -]*)*|[A-Za-z]:\\[^\n]*")
+_PATH = re.compile(r"(?:~|\.{0,2}|[\w.@+-]+)/[\w.@+~-]+(?:/[\w.@+~ -]*)*|[A-Za-z]:\\[^\n]*")
 _GIT = re.compile(
     r"^\s?(?:[MADRCU?!]{1,2}\s+\S|On branch |[0-9a-f]{7,40} )|working tree|modified:|untracked", re.I | re.M
 )

@@ -1,5 +1,7 @@
 """KV104 session-token: an identifier or scratch path that stays during a session and differs across them."""
 
+import re
+
 from kvtool.lint.corpus import Corpus
 from kvtool.lint.labels import ENVIRONMENT, REQUEST, SESSION, USER, nearest
 from kvtool.lint.rule import Docs, Sample
@@ -9,6 +11,7 @@ from kvtool.prompts.slots import Slot
 from kvtool.prompts.values import is_identifier, mostly
 from kvtool.report import Fix
 
+_TEMPORARY = re.compile(r"te?mp|scratch|sandbox|/var/folders/|session|/run/", re.I)
 PATHS = ("/tmp/run-8c1f/work", "/tmp/run-03be/work", "/tmp/run-77aa/work")
 
 
@@ -46,8 +49,10 @@ class SessionToken:
         if not mostly(slot.values(), is_identifier):
             return False
         says = nearest(slot, SESSION, REQUEST, ENVIRONMENT, USER)
-        if any("/tmp" in value or "/temp" in value.lower() for value in slot.values()):
+        if mostly(slot.values(), lambda value: _TEMPORARY.search(value) is not None):
             says = SESSION
+        elif mostly(slot.values(), lambda value: "/" in value or "\\" in value):
+            return False  # a path is a session's only where it says so
         kept = constant_in_sessions(slot, corpus)
         return says is SESSION or (kept and says not in (ENVIRONMENT, USER))
 

@@ -12,6 +12,7 @@ from kvtool.prompts.values import mostly
 from kvtool.report import Fix
 
 _EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_FULL_NAME = re.compile(r"[^\W\d_a-z][\w'’-]+(?: [^\W\d_a-z][\w.'’-]*){1,2}")
 LONGEST = 80
 """Characters of a field; what is longer is a text about the user, not a field."""
 
@@ -49,7 +50,8 @@ class UserField:
         steady = not changes_in_sessions(slot, corpus, 0.5) or len(corpus.conversations(slot)) == len(
             slot.places
         )
-        return short and steady and nearest(slot, USER, CONTEXT) is USER
+        named = mostly(values, lambda value: _FULL_NAME.fullmatch(value.strip()) is not None)
+        return short and steady and (named or nearest(slot, USER, CONTEXT) is USER)
 
     def message(self, slot: Slot, corpus: Corpus) -> str:
         """Says how many users there are."""

@@ -69,8 +69,8 @@ _CAUSES: tuple[tuple[str, str, re.Pattern[str], Fix], ...] = (
         "KV106",
         "counter",
         re.compile(
-            rf"(?:remaining|usage|used|tokens?{_E}|{_W}left{_E}|token_?count|turn|step|attempt|iteration|budget|progress|counter|"
-            r"n_?messages|message_?(?:count|number)|num_)",
+            rf"(?:remaining|usage|used|tokens?{_E}|{_W}left{_E}|token_?count|turn|step|attempt|iteration|"
+            r"budget|progress|counter|n_?messages|message_?(?:count|number)|num_)",
             re.I,
         ),
         Fix("move-to-last-user", True),
