@@ -66,6 +66,7 @@ class Generation:
     nodes: list[int] = field(default_factory=list)
     named: int = 0
     lease: TieredLease | None = None
+    loading: bool = False
     computed: int = 0
     cached: int | None = None
     finish: FinishReason | None = None
@@ -73,6 +74,11 @@ class Generation:
     def __post_init__(self) -> None:
         assert len(self.prompt) > 0 and self.max_tokens > 0
         self.tokens = [int(token) for token in self.prompt]
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to compute before the next one can be chosen."""
+        return len(self.tokens) - self.computed
 
     @property
     def generated(self) -> list[int]:

@@ -16,6 +16,9 @@ log = logging.getLogger("kvtool.serve")
 
 T = TypeVar("T")
 
+WAIT, LOADING = 1.0, 0.002
+"""Seconds between two looks at an idle scheduler: for pins that end, and for blocks being read."""
+
 
 class QueueFull(Exception):
     """No room to wait. `retry_after`: seconds after which there may be."""
@@ -150,11 +153,11 @@ class Runtime:
     def _run(self) -> None:
         try:
             while True:
-                self._serve_inbox(wait=False)
+                self._serve_inbox()
                 if self._closing and not self._inside and self._inbox.empty():
                     return
                 if not self._scheduler.step() and not self._idle():
-                    self._serve_inbox(wait=True)
+                    self._serve_inbox(wait=LOADING if len(self._scheduler.loads) else WAIT)
         except Exception:  # the thread's end: whoever waits must be told, whatever it was
             log.exception("the engine failed; every request is ended")
         finally:
@@ -162,12 +165,12 @@ class Runtime:
                 self._failed = not self._closing
             self._scheduler.fail_all()
             while not self._inbox.empty():
-                self._serve_inbox(wait=False)
+                self._serve_inbox()
                 self._scheduler.fail_all()
 
-    def _serve_inbox(self, wait: bool) -> None:
+    def _serve_inbox(self, wait: float | None = None) -> None:
         try:
-            self._inbox.get(timeout=1.0 if wait else None, block=wait)()
+            self._inbox.get(block=wait is not None, timeout=wait)()
             while True:
                 self._inbox.get_nowait()()
         except Empty:

@@ -1,39 +1,30 @@
 """What runs in the next step: continuous batching over the tiered pool. One thread, no clock of its own.
 
 A step admits waiting requests, packs one forward of decodes and prefill chunks, publishes the blocks
-that it filled and chooses tokens. A request whose next block another request is computing waits for
-it, so that every distinct token is computed once. When the pool is full the youngest request is put
-back and later recomputed, mostly from its own blocks.
+that it filled and chooses tokens. A request whose next block another request is computing or loading
+waits for it, so that every distinct token is computed once. Blocks of lower tiers are read beside the
+forwards. When the pool is full the youngest request is put back and later recomputed, mostly from its
+own blocks.
 """
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from kvtool.blocks import reusable_blocks
 from kvtool.cache.index import BlockIndex
-from kvtool.cache.tiers import Move, Tier, TieredLease, TieredPool
+from kvtool.cache.tiers import Tier, TieredPool
 from kvtool.engine.compute.runner import Chunk
 from kvtool.engine.serving.generation import Generation, TokenLogprob
+from kvtool.engine.serving.loading import Loads, Store
 from kvtool.engine.serving.pins import Pins
+from kvtool.engine.serving.rates import Rates
 
 Forward = Callable[[Sequence[Chunk]], Any]
 """One packed forward: logits [chunks that want them, vocab]."""
-
-
-class Store(Protocol):
-    """Copies blocks between tiers."""
-
-    def execute(self, moves: Sequence[Move]) -> list[Move]:
-        """Copy down, in order; returns the moves that failed."""
-        ...
-
-    def load(self, loads: Sequence[Move]) -> int:
-        """Copy up, in order, until one is bad; returns how many arrived."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +53,8 @@ class Scheduler:
         self.running: list[Generation] = []
         self.pins = Pins(pool)
         self.counts: Counter[str] = Counter()
+        self.rates = Rates(index.block_size)
+        self.loads = Loads(pool, store, self.rates, self.counts)
         self._forward = forward
         self._store = store
         self._limits = limits
@@ -100,12 +93,15 @@ class Scheduler:
 
     def step(self) -> bool:
         """Admit, run one forward, publish and choose. False when there was nothing to run."""
+        self._finish_loads()
         self._admit()
         batch = self._plan()
         if not batch:
             return False
         chunks = [self._chunk(request, count) for request, count in batch]
+        begun = self._clock()
         logits = self._forward(chunks)
+        self.rates.computed(sum(count for _, count in batch), self._clock() - begun)
         self.counts["steps"] += 1
         row = 0
         for (request, count), chunk in zip(batch, chunks, strict=True):
@@ -122,26 +118,25 @@ class Scheduler:
         return self._clock()
 
     def prefetch(self, nodes: list[int]) -> int:
-        """Bring blocks of a coming prompt up to the device; counts as a use. Returns blocks loaded."""
+        """Begin to bring blocks of a coming prompt up to the device, as a use. Returns their number."""
         found = len(self.pool.locate(nodes))
         if not found or not self.pool.device.fits(nodes[:found], found):
             return 0
-        lease = self.pool.acquire(nodes[:found], found, self._clock())
+        now = self._clock()
+        lease = self.pool.acquire(nodes[:found], found, now)
         assert lease is not None
-        loaded = len(self._load(lease))
-        self.pool.release(lease)
-        self.counts["prefetched_blocks"] += loaded
-        return loaded
+        self.execute_moves()
+        self.counts["prefetched_blocks"] += len(lease.loads)
+        self.loads.begin(lease, now, None)
+        return len(lease.loads)
 
     def _admit(self) -> None:
         self.pins.expire(self._clock())
         self.index.trim(node for request in [*self.waiting, *self.running] for node in request.nodes)
-        filling = {
-            node
-            for request in self.running
-            if request.lease
-            for node in request.nodes[request.lease.published :]
-        }
+        coming = set(self.loads.nodes())
+        for running in self.running:
+            assert running.lease is not None
+            coming.update(running.nodes[running.lease.published :])
         for request in list(self.waiting):
             if len(self.running) >= self._limits.running:
                 return
@@ -150,15 +145,20 @@ class Scheduler:
                 request.nodes = self.index.chain(np.array(request.tokens, np.uint32), request.root)
                 request.named = tokens
             most = reusable_blocks(tokens, self._size)
-            found = len(self.pool.locate(request.nodes[:most]))
-            if found < min(most, len(request.nodes)) and request.nodes[found] in filling:
+            if self._is_coming(request.nodes[:most], coming):
                 continue
             if not self._lease(request, most):
                 return
             self.waiting.remove(request)
             self.running.append(request)
             assert request.lease is not None
-            filling.update(request.nodes[request.lease.published :])
+            coming.update(request.nodes[request.lease.published :])
+
+    def _is_coming(self, nodes: list[int], coming: set[int]) -> bool:
+        """Whether another request is loading or computing the next block that this one would need to."""
+        on_device = self.pool.device.match(nodes)
+        found = len(self.pool.locate(nodes))
+        return any(at < len(nodes) and nodes[at] in coming for at in (on_device, found))
 
     def _lease(self, request: Generation, most: int) -> bool:
         """Hits, loads and slots for all of the request's tokens; False while there is no room."""
@@ -166,41 +166,60 @@ class Scheduler:
         while not self.pool.device.fits(request.nodes, want, most):
             if not self.pins.give_way():
                 return False
-        lease = self.pool.acquire(request.nodes, want, self._clock(), request.session, most)
+        tiers = self.pool.locate(request.nodes[:most])
+        most = min(most, self.rates.worth_loading(tiers))
+        now = self._clock()
+        lease = self.pool.acquire(request.nodes, want, now, request.session, most)
         assert lease is not None
-        sources = self._load(lease)
+        self.execute_moves()
         request.lease = lease
+        request.computed = lease.hit * self._size
+        if lease.loads:
+            request.loading = True
+            self.loads.begin(lease, now, request)
+            self._finish_loads()
+        else:
+            self._start(request, [])
+        return True
+
+    def _finish_loads(self) -> None:
+        """Requests whose blocks are here, or will not come in time, take part in the next forward."""
+        if not len(self.loads):
+            return
+        for load in self.loads.poll(self._clock()):
+            if load.request is None:
+                self.pool.release(load.lease)
+                continue
+            load.request.loading = False
+            self._start(load.request, load.tiers[: load.lease.loaded])
+
+    def _start(self, request: Generation, sources: list[Tier]) -> None:
+        """All that the request could get is on the device, some of it from `sources`."""
+        lease = request.lease
+        assert lease is not None
         request.computed = (lease.hit + lease.loaded) * self._size
         if request.cached is not None:  # it was put back: what it finds of itself is no hit
             self.counts["restored_tokens"] += request.computed
-            return True
+            return
         request.cached = request.computed
         self.counts["requests"] += 1
         self.counts["prompt_tokens"] += len(request.prompt)
         self.counts["hit_tokens_device"] += lease.hit * self._size
         for tier in sources:
             self.counts[f"hit_tokens_{tier.name.lower()}"] += self._size
-        return True
-
-    def _load(self, lease: TieredLease) -> list[Tier]:
-        """Read the lease's loads from lower tiers; returns the tiers of the blocks that arrived."""
-        self.execute_moves()
-        sources = [move.source for move in lease.loads]
-        loaded = self._store.load(lease.loads)
-        self.pool.settle(lease, loaded)
-        self.counts["bad_blocks"] += loaded < len(sources)
-        return sources[:loaded]
 
     def _plan(self) -> list[tuple[Generation, int]]:
         """(request, tokens to compute) of the next forward: all decodes, then prefill within the budget."""
         decodes = [
-            r for r in list(self.running) if len(r.tokens) - r.computed == 1 and self._room_for_next(r)
+            request
+            for request in list(self.running)
+            if request.remaining == 1 and not request.loading and self._room_for_next(request)
         ]
         batch = [(request, 1) for request in decodes if request.lease is not None]  # some were put back since
         left = self._limits.chunk_tokens
         for request in self.running:
-            remaining = len(request.tokens) - request.computed
-            if remaining == 1 or not left:
+            remaining = request.remaining
+            if remaining == 1 or request.loading or not left:
                 continue
             count = min(remaining, left)
             if count < remaining:  # end at a block's border: fewer chunk shapes, the same sums on a rerun
@@ -238,6 +257,8 @@ class Scheduler:
         elif request in self.waiting:
             self.waiting.remove(request)
         if request.lease is not None:
+            self.loads.abandon(request)
+            request.loading = False
             self.pool.release(request.lease)
             request.lease = None
         request.nodes, request.named, request.computed = [], 0, 0

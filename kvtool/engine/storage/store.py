@@ -5,12 +5,12 @@ the request computes it, and never knows.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from kvtool.blocks import BlockHash, TokenIds
 from kvtool.cache.index import BlockIndex
@@ -21,8 +21,11 @@ from kvtool.engine.storage.writeback import Survivor, WriteBack
 
 log = logging.getLogger("kvtool.serve")
 
-READ_AHEAD = 64
-"""Blocks read from disk before they are written to the device in one copy a layer."""
+READERS = 4
+"""Threads that read from disk: enough to keep a disk busy, and that one stalled read does not stop all."""
+
+AT_ONCE = 64
+"""Blocks stacked for one copy a layer: bounds the memory that it takes."""
 
 
 class BlockStore:
@@ -40,6 +43,7 @@ class BlockStore:
         self._host = host
         self._disk = disk
         self._shards = shards
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="kvtool-reader")
         self._rows = {} if shards is None else {row.hash: number for number, row in enumerate(shards.rows)}
 
     def shard_row(self, block: BlockHash, tokens: TokenIds) -> int:
@@ -66,40 +70,31 @@ class BlockStore:
                 failed.extend(move for move in run if not self._write_back(arena, move))
         return failed
 
-    def load(self, loads: Sequence[Move]) -> int:
-        """Copy blocks up into device slots, in order, until one is bad. Returns how many arrived."""
-        arrived = 0
-        for source, run in groupby(loads, key=lambda move: move.source):
-            moves = list(run)
-            if source is Tier.HOST:
-                assert self._host is not None
-                slots = [move.source_slot for move in moves]
-                self._device.copy_from(self._host, slots, [move.target_slot for move in moves])
-                arrived += len(moves)
-                continue
-            read = self._from_disk if source is Tier.DISK else self._from_shards
-            for start in range(0, len(moves), READ_AHEAD):
-                some = moves[start : start + READ_AHEAD]
-                blocks = list(_until_bad(read, some))
-                if blocks:
-                    self._device.write_blocks(
-                        [move.target_slot for move in some[: len(blocks)]], _stack(blocks)
-                    )
-                arrived += len(blocks)
-                if len(blocks) < len(some):
-                    return arrived
-        return arrived
+    def read(self, loads: Sequence[Move]) -> "BlockReading":
+        """Begin to read blocks for the device: those on disk in threads of their own."""
+        waiting: list[Future[Block | None] | None] = []
+        for move in loads:
+            if move.source is Tier.HOST:
+                waiting.append(None)
+            elif move.source is Tier.DISK:
+                assert self.index is not None
+                name = self.index.hash_of(move.node)
+                waiting.append(self._readers.submit(self._from_disk, move.source_slot, name))
+            else:
+                waiting.append(self._readers.submit(self._from_shards, move.source_slot))
+        return BlockReading(self._device, self._host, list(loads), waiting)
 
     def close(self) -> None:
-        """Close files."""
+        """Wait for reads that are under way and close files."""
+        self._readers.shutdown(cancel_futures=True)
         if self._disk is not None:
             self._disk.close()
         if self._shards is not None:
             self._shards.close()
 
-    def _from_shards(self, move: Move) -> Block | None:
+    def _from_shards(self, number: int) -> Block | None:
         assert self._shards is not None
-        row = self._shards.rows[move.source_slot]
+        row = self._shards.rows[number]
         try:
             return list(self._shards.read_block(row.hash))
         except BadBlock as error:
@@ -107,10 +102,9 @@ class BlockStore:
             self._rows.pop(row.hash, None)
             return None
 
-    def _from_disk(self, move: Move) -> Block | None:
-        assert self._disk is not None and self.index is not None
-        block = self.index.hash_of(move.node)
-        data = self._disk.read(move.source_slot, block)
+    def _from_disk(self, slot: int, block: BlockHash) -> Block | None:
+        assert self._disk is not None
+        data = self._disk.read(slot, block)
         if data is None:
             log.warning("bad block in the write-back area, computing it instead: block %s", block.hex())
             return None
@@ -152,18 +146,58 @@ def survivor_of(index: BlockIndex, node: int, slot: int) -> Survivor:
     return Survivor(slot, index.hash_of(node), above, depth, index.tokens_of(node))
 
 
-def _until_bad(read: Callable[[Move], Block | None], moves: Sequence[Move]) -> Iterator[Block]:
-    for move in moves:
-        block = read(move)
-        if block is None:
-            return
-        yield block
+class BlockReading:
+    """Blocks on their way to the device. Bad ones are None. Used by the scheduler's thread only."""
+
+    def __init__(
+        self,
+        device: Arena,
+        host: Arena | None,
+        loads: list[Move],
+        waiting: "list[Future[Block | None] | None]",
+    ) -> None:
+        self._device = device
+        self._host = host
+        self._loads = loads
+        self._waiting = waiting
+        self._arrived = 0
+
+    def arrived(self) -> tuple[int, bool]:
+        """(leading blocks that are here, whether the next one proved bad)."""
+        while self._arrived < len(self._waiting):
+            future = self._waiting[self._arrived]
+            if future is not None:
+                if not future.done():
+                    break
+                if future.result() is None:
+                    return self._arrived, True
+            self._arrived += 1
+        return self._arrived, False
+
+    def place(self, count: int) -> None:
+        """Write the first `count` blocks, all arrived, into their device slots, and cancel the rest."""
+        for future in self._waiting[count:]:
+            if future is not None:
+                future.cancel()
+        pairs = zip(self._loads[:count], self._waiting[:count], strict=True)
+        for in_memory, run in groupby(pairs, key=lambda pair: pair[1] is None):
+            some = list(run)
+            targets = [move.target_slot for move, _ in some]
+            if in_memory:
+                assert self._host is not None
+                self._device.copy_from(self._host, [move.source_slot for move, _ in some], targets)
+                continue
+            for start in range(0, len(some), AT_ONCE):
+                blocks = [future.result() for _, future in some[start : start + AT_ONCE] if future]
+                self._device.write_blocks(targets[start : start + AT_ONCE], _stack(blocks))
 
 
-def _stack(blocks: Sequence[Block]) -> Blocks:
+def _stack(blocks: Sequence[Block | None]) -> Blocks:
     """Blocks -> per layer keys and values with a leading axis."""
 
-    def pile(layer: int, part: int) -> Tensor:
-        return torch.stack([block[layer][part] for block in blocks])
-
-    return [(pile(layer, 0), pile(layer, 1)) for layer in range(len(blocks[0]))]
+    whole = [block for block in blocks if block is not None]
+    assert len(whole) == len(blocks)
+    return [
+        (torch.stack([keys for keys, _ in layer]), torch.stack([values for _, values in layer]))
+        for layer in zip(*whole, strict=True)
+    ]

@@ -38,13 +38,15 @@ def expected_answer(prompt: Sequence[int], max_tokens: int) -> list[int]:
 
 
 class FakeMemory:
-    """Slots of all tiers hold tokens; runs chunks and executes moves. `bad` copies fail to load."""
+    """Slots of all tiers hold tokens; runs chunks and executes moves. `bad` copies fail to load;
+    of each load only `arriving` blocks come."""
 
     def __init__(self, block_size: int) -> None:
         self.size = block_size
         self.tiers: dict[Tier, dict[int, list[int]]] = defaultdict(dict)
         self.bad: set[tuple[Tier, int]] = set()
         self.steps: list[list[int]] = []
+        self.arriving = 1 << 30
 
     def forward(self, chunks: Sequence[Chunk]) -> list[int]:
         device = self.tiers[Tier.DEVICE]
@@ -68,12 +70,29 @@ class FakeMemory:
             self.tiers[move.target][move.target_slot] = list(self.tiers[move.source][move.source_slot])
         return []
 
-    def load(self, loads: Sequence[Move]) -> int:
-        for number, move in enumerate(loads):
-            if (move.source, move.source_slot) in self.bad:
-                return number
-            self.tiers[move.target][move.target_slot] = list(self.tiers[move.source][move.source_slot])
-        return len(loads)
+    def read(self, loads: Sequence[Move]) -> "FakeReading":
+        return FakeReading(self, list(loads))
+
+
+class FakeReading:
+    """Blocks arrive at once, unless the memory is `stalled`."""
+
+    def __init__(self, memory: FakeMemory, loads: list[Move]) -> None:
+        self.memory = memory
+        self.loads = loads
+
+    def arrived(self) -> tuple[int, bool]:
+        for number, move in enumerate(self.loads):
+            if (move.source, move.source_slot) in self.memory.bad:
+                return number, True
+            if number >= self.memory.arriving:
+                return number, False
+        return len(self.loads), False
+
+    def place(self, count: int) -> None:
+        for move in self.loads[:count]:
+            source = self.memory.tiers[move.source][move.source_slot]
+            self.memory.tiers[move.target][move.target_slot] = list(source)
 
 
 @dataclass

@@ -134,6 +134,83 @@ def engine_root(engine: Any) -> Any:
     return engine.index.root_of(engine.index.known()[0])
 
 
+def test_blocks_that_come_late_are_computed_and_their_copies_stay(fake_engine: Make, answer: Answer) -> None:
+    engine = fake_engine(device=6, host=8)
+    a, b = list(range(100, 117)), list(range(300, 317))
+    for prompt in (a, b):
+        engine.ask(prompt, 1)
+        engine.run()
+    engine.memory.arriving = 1
+    again = engine.ask(a, 1)
+    for _ in range(50):
+        engine.scheduler.step()
+    assert again.request.generated == answer(a, 1)
+    assert again.request.cached == 8, "one block on the device, one that came"
+    assert engine.scheduler.counts["late_blocks"] == 2 and engine.scheduler.counts["bad_blocks"] == 0
+    nodes = engine.index.chain(engine_tokens(a), engine_root(engine))
+    assert all(engine.pool.lower[Tier.HOST].slot_of(node) >= 0 for node in nodes[1:4])
+    engine.pool.check()
+
+
+def test_decodes_go_on_while_another_request_loads_and_a_second_one_waits_for_the_same_blocks(
+    fake_engine: Make, answer: Answer
+) -> None:
+    engine = fake_engine(device=12, host=8)
+    a, b = list(range(100, 117)), list(range(300, 340))
+    for prompt in (a, b):
+        engine.ask(prompt, 1)
+        engine.run()
+    engine.scheduler.rates.patience = lambda blocks: 1e9
+    engine.memory.arriving = 0
+    talker = engine.ask([1, 2, 3], 12)
+    first, second = engine.ask(a, 1), engine.ask(a, 1)
+    for _ in range(4):
+        engine.scheduler.step()
+    assert len(talker.request.generated) == 4
+    assert first.request.loading and not second.request.loading
+    assert second.request in engine.scheduler.waiting, "the same blocks are not read twice"
+    engine.memory.arriving = 100
+    engine.run()
+    assert first.request.generated == second.request.generated == answer(a, 1)
+    assert first.request.cached == second.request.cached == 16
+    assert engine.scheduler.counts["hit_tokens_host"] == 12
+    engine.pool.check()
+
+
+def test_a_request_cancelled_while_it_loads_leaves_nothing_behind(fake_engine: Make, answer: Answer) -> None:
+    engine = fake_engine(device=6, host=8)
+    a, b = list(range(100, 117)), list(range(300, 317))
+    for prompt in (a, b):
+        engine.ask(prompt, 1)
+        engine.run()
+    engine.memory.arriving = 0
+    loading = engine.ask(a, 1)
+    engine.scheduler.step()
+    assert loading.request.loading
+    engine.scheduler.cancel(loading.request)
+    assert loading.deltas[-1].finish == "cancelled" and engine.pool.device.available() == 6
+    engine.pool.check()
+    engine.memory.arriving = 100
+    again = engine.ask(a, 1)
+    engine.run()
+    assert again.request.cached == 16 and again.request.generated == answer(a, 1)
+
+
+def test_a_prefetched_prompt_is_on_the_device_when_it_comes(fake_engine: Make) -> None:
+    engine = fake_engine(device=6, host=8)
+    a, b = list(range(100, 117)), list(range(300, 317))
+    for prompt in (a, b):
+        engine.ask(prompt, 1)
+        engine.run()
+    nodes = engine.index.chain(engine_tokens(a), engine_root(engine))
+    assert engine.scheduler.prefetch(nodes) == 3
+    engine.run()
+    assert engine.pool.locate(nodes) == [Tier.DEVICE] * 4
+    again = engine.ask(a, 1)
+    engine.run()
+    assert again.request.cached == 16 and engine.scheduler.counts["hit_tokens_host"] == 0
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     data=st.data(),

@@ -1,6 +1,7 @@
 """Shards and the write-back area behind the server: used when whole, a counted miss when damaged."""
 
 import shutil
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 from kvtool.blocks import BlockHash
 from kvtool.cli import main
+from kvtool.engine.serving import rates
 from kvtool.engine.storage.manifest import shard_name
 from kvtool.engine.storage.writeback import Survivor, WriteBack
 from kvtool.errors import KvtoolError
@@ -204,6 +206,33 @@ def test_a_full_disk_drops_the_block_and_serves_on(
         assert again == plain and cached > 0
         running.idle()
         assert running.counts["failed_moves"] > 0
+
+
+def test_a_disk_that_stalls_costs_patience_and_not_the_answer(
+    serving: Serving, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"model": str(tiny_model), "block_size": SIZE, "disk": tmp_path / "disk", **OPTIONS}
+    with serving(**options, disk_memory=1 << 20) as running:
+        plain, _ = ask(running, "Where?")
+    gate = threading.Event()
+    read = WriteBack.read
+
+    def stalled(self: WriteBack, slot: int, block: BlockHash) -> bytes | None:
+        gate.wait(60)
+        return read(self, slot, block)
+
+    monkeypatch.setattr(WriteBack, "read", stalled)
+    monkeypatch.setattr(rates, "PATIENCE", 0.2)
+    with serving(**options, disk_memory=1 << 20) as running:
+        try:
+            again, cached = ask(running, "Where?")  # the disk answers nobody until this has come
+        finally:
+            gate.set()
+        assert (again, cached) == (plain, 0)
+        assert running.counts["late_blocks"] > 0 and running.counts["bad_blocks"] == 0
+        warm, cached = ask(running, "Where?")
+        assert warm == plain and cached > 0
+        running.idle()
 
 
 def test_torn_and_foreign_records_are_not_taken_over(tmp_path: Path) -> None:
