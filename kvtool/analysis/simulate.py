@@ -12,8 +12,10 @@ from kvtool.analysis.memory import ModelShape, describe_memory, parse_capacity
 from kvtool.analysis.rates import Rates, rates_of
 from kvtool.analysis.replay import replay
 from kvtool.analysis.routing import ROUTINGS, RoutingConfig, replay_replicas
+from kvtool.analysis.timed import TimedConfig, replay_timed
 from kvtool.analysis.workload import Workload
 from kvtool.cache.policies import POLICIES
+from kvtool.errors import KvtoolError
 
 BELADY = "belady"
 """The offline optimum; not a policy that could run, hence not in the registry."""
@@ -26,7 +28,8 @@ WORTH_SAYING = 0.01
 @dataclass(frozen=True)
 class SimulateConfig:
     """capacities: as `parse_capacity` reads them, all replicas together. train_fraction: requests before
-    it only warm the caches. ttl: seconds. tiers: (name, capacity), fastest first."""
+    it only warm the caches. ttl: seconds. tiers: (name, capacity), fastest first. timed: requests overlap
+    (one replica, no ttl); None: one after the other."""
 
     capacities: tuple[str, ...] = CAPACITIES
     policies: tuple[str, ...] = DEFAULT_POLICIES
@@ -36,12 +39,15 @@ class SimulateConfig:
     ttl: float | None = None
     tiers: tuple[tuple[str, str], ...] = ()
     seed: int = 0
+    timed: TimedConfig | None = None
 
 
 class Simulation:
     """One workload under many settings."""
 
     def __init__(self, workload: Workload, config: SimulateConfig, shape: ModelShape | None = None) -> None:
+        if config.timed is not None and (config.replicas > 1 or config.ttl is not None):
+            raise KvtoolError("overlapping requests are simulated on one replica, without --ttl")
         self.workload = workload
         self.config = config
         self.shape = shape
@@ -79,6 +85,7 @@ class Simulation:
         routing = routing or self.config.routing
         split = self.config.replicas > 1 and policy != BELADY
         imbalance = 1.0
+        extra: dict[str, Any] = {}
         if policy == BELADY:
             matched = belady(self.workload, capacity)
         elif split:
@@ -93,6 +100,10 @@ class Simulation:
             computed = tokens - capped(matched, tokens, self.workload.block_size)
             computed[: self.measured.start] = 0
             imbalance = routed.load_over_mean(computed, self.config.replicas)
+        elif self.config.timed is not None:
+            timed = replay_timed(self.workload, POLICIES.load(policy), capacity, self.config.timed)
+            matched = timed.matched
+            extra = {"bypassed_requests": timed.bypassed, "most_held_blocks": timed.most_held}
         else:
             matched = replay(self.workload, POLICIES.load(policy), capacity, self.config.ttl)
         return {
@@ -103,6 +114,7 @@ class Simulation:
             "routing": routing if split else None,
             **rounded(rates_of(self.workload, matched, self.prefill, self.measured)),
             "max_load_over_mean": round(imbalance, 6),
+            **extra,
         }
 
     def tier_rows(self) -> list[dict[str, Any]]:

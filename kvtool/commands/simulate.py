@@ -13,6 +13,7 @@ from kvtool.options import Assignment, Rate, as_dict
 from kvtool.renderers import RENDERERS
 
 if TYPE_CHECKING:
+    from kvtool.analysis.timed import TimedConfig
     from kvtool.analysis.workload import Workload
     from kvtool.report import Report
 
@@ -31,6 +32,9 @@ class Config:
     ttl: float | None = None
     train_fraction: float = 0.0
     seed: int = 0
+    prefill_rate: float | None = None
+    decode_rate: float | None = None
+    cache_outputs: bool = False
     block_size: int | None = None
     tokenizer: str | None = None
     chat_template: str = "auto"
@@ -90,6 +94,19 @@ def as_tiers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[
     help="Fit and warm on the first part, measure on the rest.",
 )
 @click.option("--seed", type=int, default=Config.seed, show_default=True, help="Of --routing random.")
+@click.option(
+    "--prefill-rate",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="TOKENS/S",
+    help="Requests overlap: blocks are of use once computed, and held until the last token.",
+)
+@click.option(
+    "--decode-rate",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="TOKENS/S",
+    help="As --prefill-rate, for the output of one request.",
+)
+@click.option("--cache-outputs", is_flag=True, help="Generated tokens serve the session's next turn.")
 @click.option("--block-size", type=click.IntRange(min=1), help="Tokens per block (32, or the trace's own).")
 @click.option("--tokenizer", help="embedded, bytes, a folder, a tokenizer.json or a hub id.")
 @click.option(
@@ -142,10 +159,21 @@ def run(config: Config) -> "Report":
             config.ttl,
             config.tiers,
             config.seed,
+            timing(config),
         ),
         shape,
     )
     return present(simulation.run(), notes)
+
+
+def timing(config: Config) -> "TimedConfig | None":
+    """How requests overlap; None if no option asks for it."""
+    from kvtool.analysis.timed import TimedConfig
+
+    if config.prefill_rate is None and config.decode_rate is None and not config.cache_outputs:
+        return None
+    never = float("inf")
+    return TimedConfig(config.prefill_rate or never, config.decode_rate or never, config.cache_outputs)
 
 
 def load(config: Config) -> tuple["Workload", list[str]]:

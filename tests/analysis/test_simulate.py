@@ -9,6 +9,8 @@ from kvtool.analysis.curve import LruCurve
 from kvtool.analysis.flops import TYPICAL
 from kvtool.analysis.rates import rates_of
 from kvtool.analysis.simulate import SimulateConfig, Simulation
+from kvtool.analysis.timed import TimedConfig
+from kvtool.errors import KvtoolError
 from kvtool.requests import BlockIds, Request, Source
 
 
@@ -98,3 +100,14 @@ def test_capacity_advice_reaches_nine_tenths(workload):
     blocks = piece["evidence"]["blocks"]["90%"]
     enough = run(workload, capacities=(str(blocks),), policies=("lru",))["rows"][0]["tokens"]
     assert enough >= 0.9 * document["unbounded"]["tokens"]
+
+
+def test_overlapping_requests_have_their_own_columns_and_limits(workload):
+    options = {"capacities": ("30%",), "policies": ("lru", "belady")}
+    plain = run(workload, **options)["rows"][0]
+    timed = run(workload, **options, timed=TimedConfig(prefill_rate=20.0))["rows"]
+    assert timed[0]["most_held_blocks"] > 0 and timed[0]["bypassed_requests"] == 0
+    assert timed[0]["blocks"] < plain["blocks"], "a session's next turn comes before its last one is computed"
+    assert "most_held_blocks" not in timed[1]
+    with pytest.raises(KvtoolError, match="one replica"):
+        run(workload, **options, timed=TimedConfig(), replicas=2)

@@ -97,3 +97,10 @@ def test_works_where_torch_cannot_be_imported():
     )
     assert done.returncode == 0, done.stderr
     assert "belady" in done.stdout
+
+
+def test_outputs_are_cached_for_the_next_turn_where_the_log_has_them():
+    options = (SAMPLE, "--capacity", "100%", "--policy", "lru")
+    plain = simulate(*options)["rows"][0]["tokens_full"]
+    kept = simulate(*options, "--cache-outputs", "--prefill-rate", "1e9")["rows"][0]
+    assert kept["tokens_full"] > plain and kept["bypassed_requests"] == 0
