@@ -28,6 +28,10 @@ DTYPES = {
 }
 """Values of `--dtype` beside auto."""
 
+DEFINITION = "eager"
+"""The attention that a model's own file spells out: what the self-check takes for the truth. (Gemma 2 under
+`sdpa` lost its soft cap in some versions of transformers.)"""
+
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -148,7 +152,12 @@ def _load_module(folder: Path, dtype: torch.dtype, device: torch.device) -> nn.M
         check_skeleton(skeleton, str(folder))
         with _no_progress_bar():
             module, info = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **safe
+                folder,
+                dtype=dtype,
+                attn_implementation=DEFINITION,
+                use_safetensors=True,
+                output_loading_info=True,
+                **safe,
             )
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -201,7 +201,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory):
             transformers.utils.logging.disable_progress_bar()
             torch.manual_seed(7)
             transformers.AutoModelForCausalLM.from_config(tiny_config(name)).save_pretrained(folder)
-            plain = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+            # eager: in some versions sdpa leaves out Gemma 2's soft cap
+            plain = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, attn_implementation="eager"
+            ).eval()
             built[name] = Pair(load_model(str(folder)), plain)
         return built[name]
 

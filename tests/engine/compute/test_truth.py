@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from kvtool.blocks import reusable_blocks
+from kvtool.engine.compute import attention
+from kvtool.engine.compute.model import load_model
 from kvtool.engine.compute.runner import Chunk
 
 BLOCK = 16
@@ -109,19 +111,31 @@ def test_embedded_model_reuse_around_a_block_boundary(embedded_pair, bench):
         "My reservation is 4WQ150. Can I move it to Friday, and what does it cost? " * 9
     )
     ids = pair.model.encoder.tokenizer.encode(text)
+    truth = pair.logits(ids[:129])  # causal: a shorter prompt's logits are its first rows
     for length in (127, 128, 129):
         tokens = ids[:length]
         run = bench(pair.model, slots=16, block_size=32)
         start = reusable_blocks(length, 32) * 32
         slots = run.take(length + 6)
         run.prefill(tokens[:start], slots, chunk=50)
-        assert_same(run.prefill(tokens, slots, start), pair.logits(tokens)[start:])
+        assert_same(run.prefill(tokens, slots, start), truth[start:length])
         assert run.greedy(tokens, slots, start, 6) == pair.greedy(tokens, 6)
 
 
-def test_sixteen_bit_models_run_and_stay_close(tiny, bench, make_prompt, tmp_path):
-    from kvtool.engine.compute.model import load_model
+@pytest.mark.parametrize("name", ["grouped-query llama", "mixed gemma3", "sinks gpt-oss"])
+def test_the_plain_kernel_serves_where_torch_has_no_flash_kernel(tiny, bench, make_prompt, monkeypatch, name):
+    """The path of other devices, run here."""
+    monkeypatch.setattr(attention, "flash", attention.plain)
+    pair = tiny(name)
+    tokens = make_prompt(60)
+    run = bench(pair.model, block_size=8)
+    slots = run.take(60)
+    truth = pair.logits(tokens)
+    assert_same(run.prefill(tokens, slots, chunk=25), truth)
+    assert_same(run.prefill(tokens, slots, 59), truth[59:])
 
+
+def test_sixteen_bit_models_run_and_stay_close(tiny, bench, make_prompt, tmp_path):
     pair = tiny("grouped-query llama")
     folder = tmp_path / "model"
     pair.plain.save_pretrained(folder)
