@@ -17,6 +17,7 @@ from kvtool.blocks import reusable_blocks
 Serving = Callable[..., AbstractContextManager[Any]]
 SYSTEM = "You are terse. " * 6
 LONG = {"role": "system", "content": SYSTEM}
+WEB = httpx.Client(timeout=60)  # one for all: making one takes longer than most requests here
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "extra_body": {"ignore_eos": True}}
 
 
@@ -180,7 +181,7 @@ def test_models(client: openai.OpenAI, model: str) -> None:
 )
 def test_bad_bodies_are_400_in_openais_shape(server: Any, body: bytes, needle: str) -> None:
     headers = {"content-type": "application/json"}
-    answer = httpx.post(f"{server.url}/v1/chat/completions", content=body, headers=headers)
+    answer = WEB.post(f"{server.url}/v1/chat/completions", content=body, headers=headers)
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["type"] == "invalid_request_error" and needle in error["message"]
@@ -202,7 +203,7 @@ def test_wrong_paths_and_methods_are_errors_in_openais_shape(server: Any) -> Non
         ("GET", "/v1/completions", 405),
         ("GET", "/../etc", 404),
     ):
-        answer = httpx.request(method, server.url + path)
+        answer = WEB.request(method, server.url + path)
         assert answer.status_code == status and answer.json()["error"]["message"]
 
 
@@ -210,10 +211,10 @@ def test_health_metrics_and_stats_agree(client: openai.OpenAI, model: str, serve
     ask(client, model, "metrics")
     ask(client, model, "metrics")
     server.idle()
-    assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
-    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    assert WEB.get(f"{server.url}/health").json() == {"status": "ok"}
+    lines = WEB.get(f"{server.url}/metrics").text.splitlines()
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    stats = httpx.get(f"{server.url}/kv/stats").json()
+    stats = WEB.get(f"{server.url}/kv/stats").json()
     assert float(values["kvtool_prompt_tokens_total"]) == stats["counts"]["prompt_tokens"] > 0
     assert float(values['kvtool_hit_tokens_total{tier="device"}']) == stats["counts"]["hit_tokens_device"] > 0
     assert float(values['kvtool_blocks_capacity{tier="device"}']) == 160
@@ -249,13 +250,13 @@ def test_a_client_that_leaves_frees_its_slots(server: Any, model: str) -> None:
 
 def test_kv_can_be_looked_at_evicted_pinned_and_reset(client: openai.OpenAI, model: str, server: Any) -> None:
     json_type = {"content-type": "application/json"}
-    post = lambda path, body: httpx.post(f"{server.url}/kv/{path}", json=body, timeout=60)  # noqa: E731
-    assert httpx.post(f"{server.url}/kv/reset").status_code == 415  # what a web page could send
-    httpx.post(f"{server.url}/kv/reset", headers=json_type)
-    assert httpx.get(f"{server.url}/kv/blocks").json() == {"total": 0, "offset": 0, "blocks": []}
+    post = lambda path, body: WEB.post(f"{server.url}/kv/{path}", json=body, timeout=60)  # noqa: E731
+    assert WEB.post(f"{server.url}/kv/reset").status_code == 415  # what a web page could send
+    WEB.post(f"{server.url}/kv/reset", headers=json_type)
+    assert WEB.get(f"{server.url}/kv/blocks").json() == {"total": 0, "offset": 0, "blocks": []}
     pinned = post("pin", {"messages": [LONG], "ttl": 600}).json()
     assert pinned["tokens"] == pinned["blocks"] * 8 > 64
-    blocks = httpx.get(f"{server.url}/kv/blocks", params={"limit": 3}).json()
+    blocks = WEB.get(f"{server.url}/kv/blocks", params={"limit": 3}).json()
     assert blocks["total"] >= pinned["blocks"] and len(blocks["blocks"]) == 3
     assert [block["depth"] for block in blocks["blocks"]] == [0, 1, 2] and blocks["blocks"][0]["held"]
     assert blocks["blocks"][1]["parent"] == blocks["blocks"][0]["hash"]
@@ -279,19 +280,19 @@ def test_a_full_queue_is_429_with_retry_after(serving: Serving, tiny_model: Path
         running.engine.runtime.call(lambda _: gate.wait(30))  # nothing is computed until it opens
         try:
             with ThreadPoolExecutor(1) as pool:
-                first = pool.submit(httpx.post, url, json=body, timeout=60)
+                first = pool.submit(WEB.post, url, json=body, timeout=60)
                 while not running.engine.runtime.inside:
                     threading.Event().wait(0.01)
-                refused = httpx.post(url, json=body)
+                refused = WEB.post(url, json=body)
                 assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
                 assert refused.json()["error"]["type"] == "rate_limit_error"
                 gate.set()
                 assert first.result().json()["usage"]["completion_tokens"] == 40
         finally:
             gate.set()
-        assert httpx.post(url, json={**body, "n": 2}).status_code == 429, "all of n choices or none"
+        assert WEB.post(url, json={**body, "n": 2}).status_code == 429, "all of n choices or none"
         running.idle()
-        answer = httpx.post(f"{running.url}/v1/completions", json={**body, "max_tokens": 1})
+        answer = WEB.post(f"{running.url}/v1/completions", json={**body, "max_tokens": 1})
         assert answer.status_code == 200
 
 
@@ -299,13 +300,13 @@ def test_a_body_over_the_limit_is_413(serving: Serving, tiny_model: Path) -> Non
     with serving(model=str(tiny_model), block_size=8, device_blocks=16, body_limit=1000) as running:
         url = f"{running.url}/v1/completions"
         big = json.dumps({"model": "tiny-llama", "prompt": "x" * 2000}).encode()
-        assert httpx.post(url, content=big).status_code == 413
+        assert WEB.post(url, content=big).status_code == 413
 
         def pieces() -> Iterator[bytes]:
             for start in range(0, len(big), 100):
                 yield big[start : start + 100]
 
-        answer = httpx.post(url, content=pieces(), headers={"content-type": "application/json"})
+        answer = WEB.post(url, content=pieces(), headers={"content-type": "application/json"})
         assert answer.status_code == 413 and answer.json()["error"]["code"] == "request_too_large"
 
 
@@ -334,7 +335,7 @@ def test_many_clients_on_a_small_pool_all_finish_or_are_refused_and_answers_are_
     with serving(model=str(tiny_model), block_size=8, device_blocks=200) as calm:
         for number in range(60):
             salted = {**body(number), "stream": False, "cache_salt": str(number)}
-            expected[number] = text(httpx.post(f"{calm.url}/v1/completions", json=salted), False)
+            expected[number] = text(WEB.post(f"{calm.url}/v1/completions", json=salted), False)
 
     with serving(
         model=str(tiny_model),
@@ -349,10 +350,10 @@ def test_many_clients_on_a_small_pool_all_finish_or_are_refused_and_answers_are_
         def send(number: int) -> tuple[int, str | None]:
             if number % 10 == 9 and leavers.acquire(blocking=False):
                 try:
-                    httpx.post(f"{crowded.url}/v1/completions", json=body(number), timeout=0.05)
+                    WEB.post(f"{crowded.url}/v1/completions", json=body(number), timeout=0.05)
                 except httpx.TimeoutException:
                     return number, None
-            answer = httpx.post(f"{crowded.url}/v1/completions", json=body(number), timeout=120)
+            answer = WEB.post(f"{crowded.url}/v1/completions", json=body(number), timeout=120)
             assert answer.status_code in (200, 429)
             return number, text(answer, body(number)["stream"]) if answer.status_code == 200 else None
 
@@ -387,8 +388,8 @@ def test_keys_separate_tenants_and_guard_the_cache(
                 cached(key)
         for key, status in (("red-key", 403), ("root-key", 200)):
             headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-            assert httpx.post(f"{running.url}/kv/reset", headers=headers).status_code == status
-            assert httpx.get(f"{running.url}/kv/blocks", headers=headers).status_code == status
-        assert httpx.get(f"{running.url}/v1/models").status_code == 401
-        assert httpx.get(f"{running.url}/kv/stats").status_code == 401
-        assert httpx.get(f"{running.url}/health").status_code == 200
+            assert WEB.post(f"{running.url}/kv/reset", headers=headers).status_code == status
+            assert WEB.get(f"{running.url}/kv/blocks", headers=headers).status_code == status
+        assert WEB.get(f"{running.url}/v1/models").status_code == 401
+        assert WEB.get(f"{running.url}/kv/stats").status_code == 401
+        assert WEB.get(f"{running.url}/health").status_code == 200

@@ -20,6 +20,7 @@ from kvtool.engine.storage.writeback import Survivor, WriteBack
 from kvtool.errors import KvtoolError
 
 Serving = Callable[..., AbstractContextManager[Any]]
+WEB = httpx.Client(timeout=60)
 SIZE = 16
 OPTIONS: dict[str, Any] = {"device_blocks": 120, "host_memory": 0}
 SYSTEM = "You answer questions about trains, planes and ships. " * 8  # as in branching_log
@@ -35,7 +36,7 @@ def ask(running: Any, question: str, **fields: Any) -> tuple[str, int]:
         "ignore_eos": True,
         **fields,
     }
-    answer = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60)
+    answer = WEB.post(f"{running.url}/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
     document = answer.json()
     cached = document["usage"]["prompt_tokens_details"]["cached_tokens"]
