@@ -161,8 +161,11 @@ def load_workload(config: Config, model: "Model", notes: list[str]) -> "Workload
         notes.extend(f"{one.rows} rows skipped: {one.reason} (first: {one.first})" for one in log.skipped)
         return workload
     workload = load_analysis(config.analysis)
+    document = load_document(config.analysis)
+    if document["source"]["incomplete_prefix"]:
+        notes.extend(document["source"]["notes"])
     if not workload.ready_made and workload.encoder_fingerprint != model.encoder.fingerprint:
-        tokenizer = load_document(config.analysis)["tokenizer"]
+        tokenizer = document["tokenizer"]
         same = tokenizer["fingerprint"] == model.encoder.tokenizer.fingerprint
         name, ours = (
             ("chat_template", model.encoder.template) if same else ("tokenizer", model.encoder.tokenizer)

@@ -1,5 +1,6 @@
 """Prewarm on a tiny model: every token once, blocks as plain transformers has them, upkeep of a folder."""
 
+import errno
 import re
 from collections import Counter
 from dataclasses import replace
@@ -294,6 +295,22 @@ def test_strangers_files_are_not_touched(model, requests, tmp_path) -> None:
     with pytest.raises(KvtoolError, match=r"no shard directory: thesis\.txt"):
         prewarm(plan_for(model, requests), model, tmp_path, PrewarmConfig())
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_folder_that_cannot_be_made_and_a_full_disk_are_named(
+    model, requests, tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(KvtoolError, match="file/s: Not a directory"):
+        prewarm(plan_for(model, requests), model, tmp_path / "file" / "s", PrewarmConfig())
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(KvtoolError, match=r"shard-00000\.safetensors: No space left"):
+        prewarm(plan_for(model, requests), model, tmp_path / "s", PrewarmConfig())
+    assert list((tmp_path / "s").iterdir()) == []
 
 
 def test_two_writers_do_not_meet(model, requests, tmp_path) -> None:

@@ -100,7 +100,8 @@ def verdict(folder: Path, manifest: Manifest, faults: list[Fault]) -> Report:
         [[row["file"], row["block"], row["field"], row["reason"]] for row in data["faults"]],
     )
     if not faults:
-        return Report(data, [good])
+        note = "unfinished: prewarm was interrupted, or gc dropped blocks; run prewarm again"
+        return Report(data, [good], notes=[] if manifest.complete else [note])
     note = "kvtool shards gc drops bad blocks; a later prewarm computes them again"
     return Report(data, [f"{folder}: {len(faults)} faults"], [table], notes=[note])
 

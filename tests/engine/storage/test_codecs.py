@@ -1,5 +1,10 @@
-"""Codecs: golden bytes, exact sizes, config round trip, error bounds, the sink, refusals."""
+"""Codecs: golden bytes, exact sizes, config round trip, error bounds, the sink, refusals.
 
+A new codec's golden files are written once, by hand: python tests/engine/storage/test_codecs.py NAME
+Files that exist are never overwritten: old shards must stay readable.
+"""
+
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -174,3 +179,17 @@ def test_what_cannot_be_stored_is_refused() -> None:
         encode_block(Raw(), shape, [(good, bad)], False)
     with pytest.raises(KvtoolError, match="too large"):
         encode_block(Int8(), shape, [(good + 1e9, good)], False)
+
+
+def write_golden(name: str) -> None:
+    """The golden files of a new codec."""
+    codec = load_codec({"codec": name})
+    for dtype in ("float32", "bfloat16"):
+        shape = BlockShape.of_layers(8, dtype, LAYERS)
+        for place, first in (("first", True), ("inner", False)):
+            with (GOLDEN / f"{name}-{dtype}-{place}.bin").open("xb") as handle:
+                handle.write(encode_block(codec, shape, made_up_block(shape), first))
+
+
+if __name__ == "__main__":
+    write_golden(sys.argv[1])
