@@ -67,6 +67,7 @@ class _Common(_Body):
     logit_bias: Bias | None = None
     ignore_eos: bool = False
     cache_salt: str | None = Field(None, max_length=256)
+    priority: int = Field(0, ge=-1000, le=1000)
     prompt_cache_key: str | None = Field(None, max_length=256)
 
     user: str | None = None

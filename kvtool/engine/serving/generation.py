@@ -48,6 +48,7 @@ class Generation:
 
     emit: gets every Delta, in the scheduler's thread. max_tokens: at least 1. top_logprobs: None for none.
     session: counts into the blocks' sharing statistics. root: the chain's root, which names the tenant.
+    priority: lower ones are admitted first.
     `computed` tokens have keys and values in the lease's slots; `cached` of the prompt were found there.
     """
 
@@ -60,6 +61,7 @@ class Generation:
     detokenizer: Detokenizer
     stop: StopFilter
     session: str | None = None
+    priority: int = 0
     top_logprobs: int | None = None
 
     tokens: list[int] = field(init=False)

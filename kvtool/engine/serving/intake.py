@@ -141,6 +141,7 @@ class Intake:
                     detokenizer=Detokenizer(model.encoder.tokenizer),
                     stop=StopFilter(body.stop),
                     session=session,
+                    priority=body.priority,
                     top_logprobs=top_logprobs,
                 )
                 made.append(generation)

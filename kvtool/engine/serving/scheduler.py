@@ -137,9 +137,9 @@ class Scheduler:
         for running in self.running:
             assert running.lease is not None
             coming.update(running.nodes[running.lease.published :])
-        for request in list(self.waiting):
-            if len(self.running) >= self._limits.running:
-                return
+        passed: set[int] = set()
+        while (request := self._next(passed)) is not None and len(self.running) < self._limits.running:
+            passed.add(id(request))
             tokens = len(request.tokens)
             if request.named < tokens:
                 request.nodes = self.index.chain(np.array(request.tokens, np.uint32), request.root)
@@ -153,6 +153,12 @@ class Scheduler:
             self.running.append(request)
             assert request.lease is not None
             coming.update(request.nodes[request.lease.published :])
+
+    def _next(self, passed: set[int]) -> Generation | None:
+        """Whose turn it is: priority first, then the tenant with the least running, then who came first."""
+        busy = Counter(request.root for request in self.running)
+        left = [request for request in self.waiting if id(request) not in passed]
+        return min(left, key=lambda request: (request.priority, busy[request.root]), default=None)
 
     def _is_coming(self, nodes: list[int], coming: set[int]) -> bool:
         """Whether another request is loading or computing the next block that this one would need to."""

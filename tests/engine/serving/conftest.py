@@ -127,12 +127,20 @@ class FakeEngine:
         self.now += 1
         return self.now
 
-    def ask(self, prompt: Sequence[int], max_tokens: int = 4, session: str | None = None) -> Answered:
+    def ask(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int = 4,
+        session: str | None = None,
+        tenant: str = "",
+        priority: int = 0,
+    ) -> Answered:
         answered = Answered.__new__(Answered)
         answered.deltas = []
         answered.request = Generation(
             prompt=np.array(prompt, np.uint32),
-            root=ROOT,
+            root=namespace("fake", tenant) if tenant else ROOT,
+            priority=priority,
             max_tokens=max_tokens,
             choose=lambda logits, _: int(logits),
             emit=lambda delta: answered.deltas.append(delta),

@@ -93,6 +93,18 @@ def test_a_full_pool_puts_the_youngest_back_and_all_answers_are_right(
     assert engine.pool.device.available() == 8
 
 
+def test_a_tenant_that_sends_much_does_not_keep_others_waiting(fake_engine: Make) -> None:
+    engine = fake_engine(device=64, limits=Limits(chunk_tokens=64, running=2))
+    flood = [engine.ask([n, n, n], 9, tenant="flood") for n in range(20, 26)]
+    quiet = engine.ask([1, 2, 3], 1, tenant="quiet")
+    urgent = engine.ask([4, 5, 6], 1, tenant="flood", priority=-1)
+    engine.scheduler.step()
+    assert urgent.request.finish and quiet.request.finish, "the first by priority, the second by its tenant"
+    assert not any(one.request.finish for one in flood)
+    engine.run()
+    assert all(one.request.finish for one in flood)
+
+
 def test_cancelling_frees_the_lease_at_once(fake_engine: Make) -> None:
     engine = fake_engine(device=8)
     running, waiting = engine.ask(list(range(100, 120)), 13), engine.ask(list(range(300, 316)), 17)

@@ -390,6 +390,7 @@ def test_keys_separate_tenants_and_guard_the_cache(
             headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
             assert WEB.post(f"{running.url}/kv/reset", headers=headers).status_code == status
             assert WEB.get(f"{running.url}/kv/blocks", headers=headers).status_code == status
+            assert WEB.get(f"{running.url}/kv/stats", headers=headers).status_code == status
         assert WEB.get(f"{running.url}/v1/models").status_code == 401
         assert WEB.get(f"{running.url}/kv/stats").status_code == 401
         assert WEB.get(f"{running.url}/health").status_code == 200
