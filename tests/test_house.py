@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvtool.cli import COMMANDS
+from kvtool.lint.rules import RULES
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE = ROOT / "samples/airline-chat.jsonl"
@@ -144,3 +145,11 @@ def test_paths_in_the_documents_exist(page: str) -> None:
     named = re.findall(r"`((?:kvtool|tests|docs|samples)/[\w./-]*)`", text)
     named += re.findall(r"\]\(([\w./-]+)\)", text)
     assert [path for path in named if "NAME" not in path and not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("module", modules("lint/rules"))
+def test_every_rule_carries_its_samples_and_its_page(module: str) -> None:
+    """tests/lint/test_rules.py runs the samples; a rule that no log can show has a test file instead."""
+    rule = RULES.load(module.replace("_", "-"))
+    assert (rule.valid and rule.invalid) or (ROOT / f"tests/lint/test_{module}.py").exists()
+    assert rule.docs.what and rule.docs.why and rule.docs.instead
