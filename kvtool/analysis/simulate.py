@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from kvtool.analysis.belady import belady
 from kvtool.analysis.curve import LruCurve
+from kvtool.analysis.fitted_replay import FittedReplay
 from kvtool.analysis.flops import TYPICAL, Prefill
 from kvtool.analysis.hit_rates import capped, matched_blocks
 from kvtool.analysis.memory import ModelShape, describe_memory, parse_capacity
@@ -19,6 +21,9 @@ from kvtool.errors import KvtoolError
 
 BELADY = "belady"
 """The offline optimum; not a policy that could run, hence not in the registry."""
+
+FITTED = "fitted"
+"""The policy that needs a model of the log; without one, in replicas and with a ttl, it ranks as `cost`."""
 
 CAPACITIES = ("1%", "3%", "5%", "10%", "30%", "100%")
 DEFAULT_POLICIES = ("lru", "cost", BELADY)
@@ -55,6 +60,11 @@ class Simulation:
         self.measured = slice(int(config.train_fraction * workload.requests), None)
         self.curve = LruCurve(workload, self.prefill)
         self.unbounded = rates_of(workload, matched_blocks(workload), self.prefill, self.measured)
+
+    @cached_property
+    def fitted(self) -> FittedReplay:
+        """Replays under models of the reuse, the first one fitted to what is not measured."""
+        return FittedReplay(self.workload, int(self.measured.start))
 
     def run(self) -> dict[str, Any]:
         """The JSON document of the contract."""
@@ -105,7 +115,11 @@ class Simulation:
             matched = timed.matched
             extra = {"bypassed_requests": timed.bypassed, "most_held_blocks": timed.most_held}
         else:
-            matched = replay(self.workload, POLICIES.load(policy), capacity, self.config.ttl)
+            matched = (
+                self.fitted.matched(capacity)
+                if policy == FITTED and self.config.ttl is None
+                else replay(self.workload, POLICIES.load(policy), capacity, self.config.ttl)
+            )
         return {
             "policy": policy,
             "capacity_blocks": capacity,

@@ -16,7 +16,8 @@ from kvtool.cache.policy import KEY_TYPE
 
 HEAP, FREE, TURN, HELD, TOUCHED = 0, 1, 2, 3, 4
 """Fields of `State.control`: blocks in the heap, slots on the free stack, requests seen, slots that are
-private or pinned, blocks touched since ranks were renewed (see aging). Leases pin whole prefixes, so all slots but the held ones can be had."""
+private or pinned, blocks touched since ranks were renewed (see aging). Leases pin whole prefixes, so all
+slots but the held ones can be had."""
 
 NO_NODE, PRIVATE = -1, -2
 """Values of `State.owner`: a free slot, a slot that is leased and holds no identified block yet."""

@@ -83,7 +83,7 @@ def with_code(traits: Any, trait: Any, code: Any) -> Any:
 @compiled(types.int64(types.float64))
 def doublings(x: Any) -> Any:
     """Bit length of x: 0 below 1, 1 below 2, 2 below 4, ..."""
-    n = 0
+    n: Any = 0
     while x >= 1.0:
         x *= 0.5
         n += 1
@@ -106,7 +106,7 @@ def class_of(parameters: Any, traits: Any) -> Any:
         if trait < 0:
             return np.int64(parameters[row + 1])
         low = code_of(traits, trait) <= parameters[row + 1]
-        at = np.int64(parameters[row + 2] if low else parameters[row + 3])
+        at = int(parameters[row + 2] if low else parameters[row + 3])
 
 
 @compiled(types.float64(types.float64[::1], types.int64, types.float64, types.int64))
