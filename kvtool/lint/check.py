@@ -58,16 +58,17 @@ def examine(requests: Sequence[Request], encoder: PromptEncoder, block_size: int
 
 
 def _price(found: Sequence[Candidate], pricer: Pricer) -> list[Priced]:
-    """Each candidate's price alone; where an earlier slot hides it, its gain once that one is repaired."""
+    """Each candidate's price alone, or what is still lost when all others are repaired: the larger one.
+
+    The second counts what an earlier slot hides: alone, neither of two clocks is worth repairing.
+    """
     alone = [pricer.repaired(candidate.repair) for candidate in found]
     gain = [rates.saved_tokens - pricer.base.saved_tokens for rates in alone]
     if len(found) > 1:
-        together, before = Repair(), pricer.base.saved_tokens
-        for number in sorted(range(len(found)), key=lambda n: -gain[n]):
-            together.merge(found[number].repair)
-            after = pricer.repaired(together).saved_tokens
-            gain[number] = max(gain[number], after - before)
-            before = after
+        best = pricer.repaired(_together(found)).saved_tokens
+        for number in range(len(found)):
+            others = pricer.repaired(_together([*found[:number], *found[number + 1 :]])).saved_tokens
+            gain[number] = max(gain[number], best - others)
     floor = NOISE * pricer.base.prompt_tokens
     least = [max(floor, ROUNDING * pricer.block_size * candidate.distinct) for candidate in found]
     return [
@@ -78,6 +79,13 @@ def _price(found: Sequence[Candidate], pricer: Pricer) -> list[Priced]:
         for number, candidate in enumerate(found)
         if candidate.always or gain[number] >= least[number]
     ]
+
+
+def _together(found: Sequence[Candidate]) -> Repair:
+    repair = Repair()
+    for candidate in found:
+        repair.merge(candidate.repair)
+    return repair
 
 
 def _finding(candidate: Candidate, lost: int, rates: HitRates, pricer: Pricer) -> Finding:

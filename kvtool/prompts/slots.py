@@ -192,13 +192,14 @@ def _value_around(text: str, start: int, end: int, stamps: Sequence[tuple[int, i
     left, right = start, end
     prose = text[start:end].count(" ") >= PROSE
     closing = re.compile(r"\s*</(\w+)>").match(text, end)
-    if closing is not None and re.match(rf"<{closing[1]}\b", text[start:end]):
+    opening = text.rfind("\n", 0, start) + 1
+    if closing is not None and re.match(rf"\s*<{closing[1]}\b", text[opening:end]):
+        left = opening + len(text[opening:end]) - len(text[opening:end].lstrip())
         right = closing.end()  # the element that the value opens ends with it
     elif prose:
         stop = re.compile(r"[.!?…]*").match(text, end)
         assert stop is not None
         right = stop.end() if text[stop.end() : stop.end() + 1] in ("", "\n") else end
-        opening = text.rfind("\n", 0, start) + 1
         if "\n" in text[start:end] and ":" not in text[opening:start]:
             left = opening
     elif end > start:

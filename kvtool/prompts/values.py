@@ -27,7 +27,7 @@ _COMPACT = r"(?:\d{8}[T_ -]?\d{6}Z?)"
 _ZONE = (
     r"(?:\s?Z\b|\s?[+-]\d{2}:?\d{2}\b|\s\(?(?:UTC|GMT)(?:[+-]\d{1,2}(?::?\d{2})?)?\b\)?"
     r"|\s\(?(?:[ECMPAH][SD]?T|CES?T|EES?T|BST|IST|JST|KST|AES?T|[A-Z][a-z]+/[A-Z][A-Za-z_]+)\b\)?"
-    r"|\s\d{4}\b)"  # asctime: Mon Mar  3 10:15:22 2025
+    r"|\sUhr\b|\s\d{4}\b)"  # asctime: Mon Mar  3 10:15:22 2025
 )
 _ATOM = rf"(?:{_DATE}|{_TIME}|{_COMPACT}|{_WEEKDAY})"
 _JOIN = r"(?:T|,?\s+(?:at|on|of|the|@|-|–|—|\||/)?\s*|,\s*|_|\s*[(\[]|\s*[@|–—·]\s*|-(?=\d{1,2}[:-]))"
@@ -42,8 +42,9 @@ _WORDISH = re.compile(r"[A-Za-z]{3,}")
 
 
 _BLOCKS = re.compile(
-    r"^[ \t]*(?:On branch |HEAD detached )[^\n]*(?:\n(?!\n)[^\n]+|\n\n(?=[ \t]|Changes |Untracked ))*"
-    r"|^[ \t]*[0-9a-f]{7,40} [^\n]+(?:\n[ \t]*[0-9a-f]{7,40} [^\n]+)+"
+    r"(?:^[ \t]*|(?<=[:>] )|(?<=[:>]))(?:On branch |HEAD detached )[^\n]*"
+    r"(?:\n(?!\n)[^\n]+|\n\n(?=[ \t]|Changes |Untracked ))*"
+    r"|(?:^[ \t]*|(?<=[:>] )|(?<=[:>]))[0-9a-f]{7,40} [^\n]+(?:\n[ \t]*[0-9a-f]{7,40} [^\n]+)+"
     r"|^[ \t]*(?:[MADRCU]{1,2}|\?\?|!!) [\w./-][^\n]*(?:\n[ \t]*(?:[MADRCU]{1,2}|\?\?|!!) [^\n]+)+"
     r"|^[ \t│├└─|`+-]*[\w.@-]+(?:/|\.\w{1,6})(?:\n[ \t│├└─|`+-]*[\w.@-]+(?:/|\.\w{1,6}))+[ \t]*$",
     re.M,

@@ -3,7 +3,7 @@
 import re
 
 from kvtool.lint.corpus import Corpus
-from kvtool.lint.labels import ENVIRONMENT, REQUEST, SESSION, USER, nearest
+from kvtool.lint.labels import ENVIRONMENT, REQUEST, SESSION, USER, label, nearest
 from kvtool.lint.rule import Docs, Sample
 from kvtool.lint.samples import AGENT, chat, turns
 from kvtool.lint.spread import constant_in_sessions
@@ -49,7 +49,9 @@ class SessionToken:
         if not mostly(slot.values(), is_identifier):
             return False
         says = nearest(slot, SESSION, REQUEST, ENVIRONMENT, USER)
-        if mostly(slot.values(), lambda value: _TEMPORARY.search(value) is not None):
+        if _TEMPORARY.search(label(slot)) or mostly(
+            slot.values(), lambda value: _TEMPORARY.search(value) is not None
+        ):
             says = SESSION
         elif mostly(slot.values(), lambda value: "/" in value or "\\" in value):
             return False  # a path is a session's only where it says so

@@ -2,10 +2,13 @@
 
 from kvtool.lint.corpus import Corpus
 from kvtool.lint.history import Break, Place, new_unit, old_unit, unit_place
+from kvtool.lint.repair import Repair
 from kvtool.lint.rule import Docs, Sample
 from kvtool.lint.samples import dialogue, history
 from kvtool.prompts.turns import Change, Step
 from kvtool.report import Fix
+
+CLOSE = "</think>"
 
 
 class TemplateThinking:
@@ -25,16 +28,32 @@ class TemplateThinking:
 
     def claims_change(self, change: Change, step: Step, corpus: Corpus) -> bool:
         """The same message object in the request, another text in the prompt."""
-        if change.kind != "replaced":
+        if change.kind == "added":
             return False
-        old, new = old_unit(change, step, corpus), new_unit(change, step, corpus)
+        old = old_unit(change, step, corpus)
+        at = new_unit(change, step, corpus).message if change.kind == "replaced" else old.message
         before = corpus.requests[step.previous].messages or []
         after = corpus.requests[step.current].messages or []
-        return before[old.message] == after[new.message]
+        return at < len(after) and before[old.message] == after[at]
+
+    def repair(self, breaks: list[Break], corpus: Corpus) -> Repair:
+        """The log in which the thinking was never printed."""
+        repair = Repair()
+        for one in breaks:
+            index = one.step.previous
+            known = repair.messages.get(index, corpus.requests[index].messages or [])
+            messages = list(known)
+            at = old_unit(one.changes[0], one.step, corpus).message
+            content = messages[at].get("content")
+            if isinstance(content, str) and CLOSE in content:
+                content = content.rsplit(CLOSE, 1)[1].lstrip("\n")
+            messages[at] = {**messages[at], "content": content, "reasoning_content": None}
+            repair.messages[index] = messages
+        return repair
 
     def place(self, change: Change, step: Step, corpus: Corpus) -> Place:
         """The message that changed."""
-        return unit_place(step.current, new_unit(change, step, corpus))
+        return unit_place(step.previous, old_unit(change, step, corpus))
 
     def summary(self, breaks: list[Break]) -> str:
         """Says how often."""

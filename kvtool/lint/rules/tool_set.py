@@ -43,7 +43,7 @@ class ToolSet:
         repair = Repair()
         places: list[int] = []
         examples: list[str] = []
-        for conversation, indices in usual.items():
+        for indices in usual.values():
             names = Counter(_names(corpus, index) for index in indices)
             if len(names) < 2:
                 continue
@@ -56,7 +56,6 @@ class ToolSet:
                     places.append(index)
                     gone, come = sorted(set(best) - set(mine)), sorted(set(mine) - set(best))
                     examples.append(" ".join([*(f"-{n}" for n in gone), *(f"+{n}" for n in come)]))
-            del conversation
         if not places:
             return
         first = corpus.first(places)
@@ -75,15 +74,15 @@ class ToolSet:
         )
 
     @staticmethod
-    def _usual(corpus: Corpus) -> dict[int, list[int]]:
-        """Requests by conversation, only those that continue another or are continued."""
-        linked: dict[int, list[int]] = {}
+    def _usual(corpus: Corpus) -> dict[tuple[int, int], list[int]]:
+        """Requests by conversation and agent, only those that continue another or are continued."""
+        linked: dict[tuple[int, int], list[int]] = {}
         seen: set[int] = set()
         for step in corpus.steps:
             for index in (step.previous, step.current):
                 if index not in seen:
                     seen.add(index)
-                    linked.setdefault(corpus.conversation[index], []).append(index)
+                    linked.setdefault((corpus.conversation[index], corpus.agent[index]), []).append(index)
         return linked
 
 

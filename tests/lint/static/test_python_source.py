@@ -37,7 +37,7 @@ def found(body: str) -> list[tuple[str, str]]:
         ('def build():\n    return "It is %s. " % clock() + RULES', [("KV101", "clock()")]),
         ('def build():\n    return ("At @@." + RULES).replace("@@", clock())', [("KV101", "clock()")]),
         (
-            'def build():\n    p = []\n    p.append(str(uuid.uuid4()))\n    p.append(RULES)\n    return " ".join(p)',
+            'def build():\n    p = [str(uuid.uuid4())]\n    p.append(RULES)\n    return " ".join(p)',
             [("KV103", "uuid.uuid4()")],
         ),
         (

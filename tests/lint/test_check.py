@@ -1,0 +1,132 @@
+"""Findings end to end: prices against the log without the breakage, hidden slots, mixed traffic."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvtool.lint.check import edits_of as all_edits
+from kvtool.lint.check import examine, find, normalized, normalized_requests
+from kvtool.lint.corpus import arrival_order
+from kvtool.lint.price import replayed
+from kvtool.prompts import Normalizer
+from kvtool.requests import Request
+from kvtool.tokens import PromptEncoder
+
+Read = Callable[[Sequence[dict[str, Any]]], list[Request]]
+SAMPLES = Path(__file__).resolve().parent.parent.parent / "samples"
+BLOCK_SIZE = 32
+START = 1_772_530_000
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    """Clean requests of the sample's dialogues, with times, sessions and tools."""
+    tools = json.loads((SAMPLES / "airline-chat.jsonl").read_text().splitlines()[0])["tools"]
+    clean = []
+    for number, run in enumerate(json.loads((SAMPLES / "airline-tau-bench.json").read_text())):
+        for turn, message in enumerate(run["traj"]):
+            if message["role"] == "assistant" and turn:
+                clean.append(
+                    {
+                        "messages": run["traj"][:turn],
+                        "tools": tools,
+                        "session_id": f"s{number}",
+                        "timestamp": START + 40 * turn + 17 * number,
+                    }
+                )
+    return sorted(clean, key=lambda row: row["timestamp"])
+
+
+def rate(requests: list[Request], encoder: PromptEncoder) -> float:
+    return replayed(requests, arrival_order(requests), encoder, BLOCK_SIZE).tokens
+
+
+def apart(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A deep copy in which no two rows share a message."""
+    copied: list[dict[str, Any]] = json.loads(json.dumps(rows))
+    return copied
+
+
+def with_clock(rows: list[dict[str, Any]], line: str = "Current time: {}\n") -> list[dict[str, Any]]:
+    planted = apart(rows)
+    for row in planted:
+        said = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(row["timestamp"]))
+        row["messages"][0]["content"] = line.format(said) + row["messages"][0]["content"]
+    return planted
+
+
+def test_a_clean_log_has_no_finding(rows: list[dict[str, Any]], read: Read, encoder: PromptEncoder) -> None:
+    assert find(read(rows), encoder, BLOCK_SIZE) == []
+
+
+def test_a_clock_is_placed_priced_and_removed(
+    rows: list[dict[str, Any]], read: Read, encoder: PromptEncoder
+) -> None:
+    clean, planted = rate(read(rows), encoder), read(with_clock(rows))
+    (finding,) = find(planted, encoder, BLOCK_SIZE)
+    place = finding.location
+    assert (finding.code, finding.severity, finding.fix.safe) == ("KV101", "error", True)
+    assert (place.row, place.path, place.start, place.end) == (1, "messages[0].content", 14, 33)
+    assert finding.slot == "Current time: {clock-time}"
+    assert abs(finding.hit_rate_if_fixed - clean) < 0.001
+    assert finding.distinct_values == len({row["timestamp"] for row in rows})
+    assert finding.lost_tokens > 0.8 * clean * sum(len(ids) for ids in encoder.encode(planted))
+    assert rate(planted, encoder) == 0.0
+    assert abs(normalized(planted, encoder, BLOCK_SIZE) - clean) < 0.01
+
+
+def test_a_slot_behind_another_one_is_found_too(
+    rows: list[dict[str, Any]], read: Read, encoder: PromptEncoder
+) -> None:
+    planted = with_clock(rows, "Current time: {}\n")
+    for number, row in enumerate(planted):
+        text = row["messages"][0]["content"]
+        row["messages"][0]["content"] = text.replace("# Airline", f"Trace: {number:08x}f3a9\n# Airline", 1)
+    findings = find(read(planted), encoder, BLOCK_SIZE)
+    assert sorted(finding.code for finding in findings) == ["KV101", "KV103"]
+    assert all(finding.severity == "error" for finding in findings)
+    assert {finding.hit_rate_if_fixed for finding in findings} == {0.0}  # alone, neither repair helps
+
+
+def test_helpers_in_the_same_log_are_not_compared_with_the_agent(
+    rows: list[dict[str, Any]], read: Read, encoder: PromptEncoder
+) -> None:
+    title = {"role": "system", "content": "Find a title of at most five words for this conversation."}
+    mixed = []
+    for row in rows:
+        mixed.append(row)
+        helper = {key: value for key, value in row.items() if key != "tools"}
+        mixed.append({**helper, "messages": [title, row["messages"][1]], "timestamp": row["timestamp"] + 1})
+    assert [one for one in find(read(mixed), encoder, BLOCK_SIZE) if one.severity != "info"] == []
+
+
+def test_ids_that_no_template_prints_are_no_finding(
+    rows: list[dict[str, Any]], read: Read, encoder: PromptEncoder
+) -> None:
+    planted = apart(rows)
+    for number, row in enumerate(planted):
+        row["request_id"] = f"r{number}"
+        for place, message in enumerate(row["messages"]):
+            message["id"] = f"msg_{number}_{place}"
+            for call in message.get("tool_calls") or []:
+                call["id"] = f"call_{number}_{place}"
+    assert find(read(planted), encoder, BLOCK_SIZE) == []
+
+
+def test_normalizing_twice_is_normalizing_once(
+    rows: list[dict[str, Any]], read: Read, encoder: PromptEncoder
+) -> None:
+    rng = np.random.default_rng(5)
+    planted = with_clock(rows)
+    for row in planted[::3]:
+        row["tools"] = [row["tools"][place] for place in rng.permutation(len(row["tools"]))]
+    requests = read(planted)
+    edits = all_edits(examine(requests, encoder, BLOCK_SIZE))
+    once = normalized_requests(requests, Normalizer(edits))
+    assert normalized_requests(once, Normalizer(edits)) == once
+    assert all_edits(examine(once, encoder, BLOCK_SIZE)) == []
