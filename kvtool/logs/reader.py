@@ -189,6 +189,8 @@ def open_log(
         else:
             order = chosen.order(head[0]) if head else 0
             ranked.append((order, len(ranked), LogFile(container, chosen)))
+    if not ranked and not unknown:
+        raise KvtoolError(f"{', '.join(paths)}: no log files in the archive")
     if not ranked:
         raise _unreadable(*unknown[0], mapping)
     log = Log([file for _, _, file in sorted(ranked, key=lambda one: one[:2])], strict)

@@ -154,6 +154,7 @@ def values(stream: IO[bytes], array: bool) -> Iterator[Numbered]:
                 if end < 0:
                     yield number, Unreadable("the file ends early" if text.ended else "not JSON")
                     return
+                end = max(end, text.at + 1)  # a stray bracket or comma ends where it begins
                 value = Unreadable("not JSON", text.buffer[text.at : end].encode())
             text.at = end
             yield number, value

@@ -3,6 +3,7 @@
 import glob
 import gzip
 import io
+import lzma
 import shutil
 import struct
 import sys
@@ -38,8 +39,8 @@ GZIP, ZSTD, ZIP = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
 DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile)
 """What reading a cut or corrupt compressed stream raises."""
 
-ZIP_ERRORS = (KeyError, RuntimeError, NotImplementedError, ValueError, OSError, EOFError, struct.error)
-"""What opening an encrypted, unknown or corrupt archive raises beside BadZipFile."""
+ZIP_ERRORS = (LookupError, RuntimeError, ValueError, OSError, struct.error, lzma.LZMAError)
+"""What an encrypted, unknown or corrupt archive raises beside DAMAGED."""
 
 
 def expand(paths: Sequence[str]) -> list[str]:
@@ -122,12 +123,35 @@ class Input:
 
 def _open_member(raw: IO[bytes], member: str) -> IO[bytes]:
     try:
-        stream = zipfile.ZipFile(raw).open(member)  # noqa: SIM115 (the caller closes it)
-        if member.endswith(".gz"):
-            return io.BufferedReader(gzip.GzipFile(fileobj=stream), 1 << 20)  # type: ignore[arg-type]
-        return stream
+        opened = zipfile.ZipFile(raw).open(member)  # noqa: SIM115 (whoever reads the stream closes it)
+        stream = io.BufferedReader(_ZipMember(opened), 1 << 20)
     except ZIP_ERRORS as error:
         raise zipfile.BadZipFile(str(error)) from error
+    if member.endswith(".gz"):
+        return io.BufferedReader(gzip.GzipFile(fileobj=stream), 1 << 20)  # type: ignore[arg-type]
+    return stream
+
+
+class _ZipMember(io.RawIOBase):
+    """A member whose errors, whatever its compression, are among DAMAGED."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._stream.read(len(buffer))
+        except ZIP_ERRORS as error:
+            raise zipfile.BadZipFile(str(error)) from error
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
 
 
 def zip_members(path: str) -> list[str]:

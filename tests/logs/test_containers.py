@@ -133,6 +133,15 @@ def test_a_broken_element_of_an_array_is_one_bad_row(tmp_path):
     assert [(one.reason, one.rows, one.first) for one in log.skipped] == [("not JSON", 1, f"{path}:2")]
 
 
+@pytest.mark.parametrize("stray", [",", "}", "]", "]]", "x", '"', "\x00"])
+def test_stray_characters_between_objects_do_not_stop_the_reader(tmp_path, stray):
+    path = tmp_path / "objects.json"
+    path.write_text('{\n"prompt": "a b"\n}\n' + stray + '\n{\n"prompt": "c"\n}\n')
+    log = open_log([str(path)])
+    found = [request.text for request in log]
+    assert found[0] == "a b" and log.skipped
+
+
 def test_an_array_that_ends_early(tmp_path):
     path = tmp_path / "array.json"
     path.write_text(json.dumps([{"prompt": "a"}, {"prompt": "b"}])[:-6])
@@ -156,6 +165,14 @@ def test_cut_compressed_data_gives_what_comes_before_and_says_so(tmp_path, compr
             continue
         assert found == EXPECTED[: len(found)]
         assert log.skipped or found == EXPECTED
+
+
+def test_a_zip_without_logs_says_so(tmp_path):
+    path = tmp_path / "log.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("readme.md", "no log")
+    with pytest.raises(KvtoolError, match="no log files in the archive"):
+        open_log([str(path)])
 
 
 def test_cut_parquet_is_refused(tmp_path):
