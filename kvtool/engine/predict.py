@@ -51,6 +51,6 @@ def predict(requests: Sequence[Answered], stats: Mapping[str, Any], stored: set[
             node = pool.add_node(lease.nodes[-1] if lease.nodes else -1)
             pool.append(lease, node, request.at, request.session)
             pool.commit(lease, len(lease.nodes))
-        pool.release(lease)
+        pool.release(lease, request.completion)
         pool.take_moves()
     return found

@@ -153,11 +153,10 @@ class Memories(RuleBasedStateMachine):
         device=st.integers(2, 8),
         host=st.integers(0, 6),
         disk=st.integers(0, 6),
-        policy=st.sampled_from(["lru", "lfu"]),
+        policy=st.sampled_from(POLICIES.names()),
     )
     def start(self, device: int, host: int, disk: int, policy: str) -> None:
-        name = policy if policy in POLICIES.names() else "lru"
-        self.pool = TieredPool(POLICIES.load(name), device, host, disk)
+        self.pool = TieredPool(POLICIES.load(policy), device, host, disk)
         self.memory: dict[Tier, dict[int, int]] = defaultdict(dict)
         self.nodes: list[int] = []
         self.live: list[TieredLease] = []

@@ -265,7 +265,8 @@ class Scheduler:
         if request.lease is not None:
             self.loads.abandon(request)
             request.loading = False
-            self.pool.release(request.lease)
+            ended = request.finish in ("stop", "length")
+            self.pool.release(request.lease, len(request.generated) if ended else -1)
             request.lease = None
         request.nodes, request.named, request.computed = [], 0, 0
 

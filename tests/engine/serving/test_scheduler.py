@@ -307,9 +307,9 @@ class Recorded(TieredPool):
         super().commit(lease, upto)
         self.script.append(("commit", self._name(lease), upto, list(lease.slots)))
 
-    def release(self, lease: TieredLease) -> None:
-        self.script.append(("release", self._name(lease)))
-        super().release(lease)
+    def release(self, lease: TieredLease, output_tokens: int = -1) -> None:
+        self.script.append(("release", self._name(lease), output_tokens))
+        super().release(lease, output_tokens)
 
 
 def test_the_runtimes_stream_replayed_into_a_fresh_pool_gives_the_same_leases_and_evictions(
@@ -347,7 +347,7 @@ def test_the_runtimes_stream_replayed_into_a_fresh_pool_gives_the_same_leases_an
             fresh.commit(leases[rest[0]], rest[1])
             assert leases[rest[0]].slots == rest[2]
         else:
-            fresh.release(leases[rest[0]])
+            fresh.release(leases[rest[0]], rest[1])
     for ours, theirs in zip(fresh.device.state, engine.pool.device.state, strict=True):
         assert (ours == theirs).all()
     assert fresh.lost == engine.pool.lost > 0
