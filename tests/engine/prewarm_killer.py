@@ -26,7 +26,7 @@ from kvtool.engine.storage.verify import verify
 from kvtool.logs.reader import open_log
 
 FILES = 3
-DEATHS_BY_CLOCK = 6
+DEATHS_BY_CLOCK = 4
 
 
 def main(model_folder: str, log: str, root: str, codec_name: str) -> None:
