@@ -62,13 +62,24 @@ def _price(found: Sequence[Candidate], pricer: Pricer) -> list[Priced]:
 
     The second counts what an earlier slot hides: alone, neither of two clocks is worth repairing.
     """
-    alone = [pricer.repaired(candidate.repair) for candidate in found]
-    gain = [rates.saved_tokens - pricer.base.saved_tokens for rates in alone]
-    if len(found) > 1:
-        best = pricer.repaired(_together(found)).saved_tokens
-        for number in range(len(found)):
-            others = pricer.repaired(_together([*found[:number], *found[number + 1 :]])).saved_tokens
-            gain[number] = max(gain[number], best - others)
+    known: dict[frozenset[int], HitRates] = {frozenset(): pricer.base}
+
+    def repaired(numbers: Iterable[int]) -> HitRates:
+        key = frozenset(numbers)
+        if key not in known:
+            known[key] = pricer.repaired(_together([found[number] for number in sorted(key)]))
+        return known[key]
+
+    every = range(len(found))
+    alone = [repaired([number]) for number in every]
+    best = repaired(every).saved_tokens
+    gain = [
+        max(
+            alone[number].saved_tokens - pricer.base.saved_tokens,
+            best - repaired(other for other in every if other != number).saved_tokens,
+        )
+        for number in every
+    ]
     floor = NOISE * pricer.base.prompt_tokens
     least = [max(floor, ROUNDING * pricer.block_size * candidate.distinct) for candidate in found]
     return [
@@ -108,7 +119,7 @@ def _finding(candidate: Candidate, lost: int, rates: HitRates, pricer: Pricer) -
         requests=len(candidate.requests),
         sessions=pricer.corpus.sessions(candidate.requests),
         distinct_values=candidate.distinct,
-        lost_tokens=lost,
+        lost_tokens=max(lost, 0),
         hit_rate_if_fixed=rates.tokens,
         fix=candidate.fix,
     )

@@ -9,6 +9,7 @@ from kvtool.prompts.fields import Prompt, read_prompt
 from kvtool.prompts.slots import Slot, find_slots, head_strings
 from kvtool.prompts.turns import Step, Turns
 from kvtool.requests import Request
+from kvtool.templates import Rendered
 from kvtool.tokens import PromptEncoder
 
 
@@ -19,7 +20,8 @@ class Corpus:
         self.block_size = block_size
         self.requests = list(requests)
         self.encoder = encoder
-        self.prompts: list[Prompt] = [read_prompt(r, encoder.render(r)) for r in self.requests]
+        self.rendered: list[Rendered] = [encoder.render(request) for request in self.requests]
+        self.prompts: list[Prompt] = list(map(read_prompt, self.requests, self.rendered))
         self.order = arrival_order(self.requests)
         self.agent = group(self.prompts)
         self.conversation = number_conversations(self.prompts, self.order)

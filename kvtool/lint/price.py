@@ -17,22 +17,45 @@ class Pricer:
         self.corpus = corpus
         self.block_size = block_size
         self.spaces = spaces(corpus.requests)
-        self.base_ids = corpus.encoder.encode(corpus.requests)
+        self.base_ids = corpus.encoder.tokenizer.encode_batch([one.text for one in corpus.rendered])
         self.base = self._replay(self.base_ids, self.spaces)
 
     def repaired(self, repair: Repair) -> HitRates:
         """Hit rates of the log with `repair` made."""
         indices = sorted(repair.touched())
-        edited = [repair.apply(index, self.corpus.requests[index]) for index in indices]
+        texts: list[str] = []
+        for index in indices:
+            spliced = self._spliced(index, repair)
+            if spliced is None:
+                spliced = self.corpus.encoder.render(repair.apply(index, self.corpus.requests[index])).text
+            texts.append(spliced)
         ids, numbers = list(self.base_ids), self.spaces
-        if repair.spaces:
-            requests = list(self.corpus.requests)
-            for index, request in zip(indices, edited, strict=True):
-                requests[index] = request
-            numbers = spaces(requests)
-        for index, tokens in zip(indices, self.corpus.encoder.encode(edited), strict=True):
+        for index, tokens in zip(indices, self.corpus.encoder.tokenizer.encode_batch(texts), strict=True):
             ids[index] = tokens
+        if repair.spaces:
+            requests = [repair.apply(index, request) for index, request in enumerate(self.corpus.requests)]
+            numbers = spaces(requests)
         return self._replay(ids, numbers)
+
+    def _spliced(self, index: int, repair: Repair) -> str | None:
+        """The prompt with characters replaced where the template prints them as they are, else None."""
+        if index not in repair.texts or repair.changes_structure(index):
+            return None
+        rendered = self.corpus.rendered[index]
+        cuts = []
+        for path, start, end, new in set(repair.texts[index]):
+            spans = [span for span in rendered.spans if span.path == path]
+            if len(spans) != 1 or spans[0].offset < 0:
+                return None
+            span = spans[0]
+            first, last = span.start + start - span.offset, span.start + end - span.offset
+            if first < span.start or last > span.end:
+                return None
+            cuts.append((first, last, new))
+        text = rendered.text
+        for first, last, new in sorted(cuts, reverse=True):
+            text = text[:first] + new + text[last:]
+        return text
 
     def _replay(self, ids: Sequence[TokenIds], numbers: Sequence[int]) -> HitRates:
         return replay_ids(ids, self.block_size, numbers, order=self.corpus.order)

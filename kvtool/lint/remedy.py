@@ -54,6 +54,8 @@ def phrase(slot: Slot) -> tuple[int, int]:
 
     The rest of its line where that is short, else of its sentence; nothing where neither is.
     """
+    if "" in slot.values():  # a block that comes and goes has no label of its own
+        return 0, 0
     line_before, line_after = slot.line()
     ends_line = "\n" in slot.after or slot.number == len(slot.skeleton.literals) - 2
     opens_line = "\n" in slot.before or slot.number == 0

@@ -25,6 +25,10 @@ class Repair:
     tool_order: dict[int, list[int]] = field(default_factory=dict)
     spaces: dict[int, tuple[str | None, str | None]] = field(default_factory=dict)
 
+    def changes_structure(self, index: int) -> bool:
+        """Whether more than characters of texts change."""
+        return index in self.messages or index in self.tools or index in self.tool_order
+
     def touched(self) -> set[int]:
         """Indices of the requests that change."""
         return {*self.texts, *self.messages, *self.tools, *self.tool_order, *self.spaces}

@@ -97,7 +97,12 @@ class Normalizer:
     def tool_order(self, tools: Sequence[dict[str, Any]]) -> list[int]:
         """Places of `tools` in the order in which `apply` puts them: by name, equal names by their text."""
         places = list(range(len(tools)))
-        return sorted(places, key=lambda place: _tool_key(tools[place])) if self._sort else places
+        if not self._sort:
+            return places
+        names = [_tool_name(tool) for tool in tools]
+        if len(set(names)) == len(names):  # the usual case, and twenty times cheaper
+            return sorted(places, key=names.__getitem__)
+        return sorted(places, key=lambda place: (names[place], json.dumps(tools[place], sort_keys=True)))
 
     def _tool(
         self, tool: dict[str, Any], notes: list[tuple[SlotEdit, str]], can_move: bool
@@ -118,9 +123,8 @@ def _constant(text: str) -> Callable[[object], str]:
     return lambda _: text
 
 
-def _tool_key(tool: dict[str, Any]) -> tuple[str, str]:
-    function = tool.get("function", tool)
-    return str(function.get("name", "")), json.dumps(tool, sort_keys=True)
+def _tool_name(tool: dict[str, Any]) -> str:
+    return str(tool.get("function", tool).get("name", ""))
 
 
 def _take_out(text: str, edits: Sequence[SlotEdit], notes: list[tuple[SlotEdit, str]], can_move: bool) -> str:
