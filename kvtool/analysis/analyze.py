@@ -24,8 +24,8 @@ from kvtool.tokens import PromptEncoder, batches
 SWEEP = (8, 16, 32, 64, 128, 256)
 """Block sizes that are always reported; those of a block-id trace are multiples of its own."""
 
-HELD_TOKENS = 50_000_000
-"""Prompt tokens whose requests are kept for lint, which reads text: some 300 MB."""
+HELD_TOKENS = 20_000_000
+"""Prompt tokens whose requests are kept for lint, which reads text and replays edits: 1 or 2 GB with that."""
 
 PREVIEW = 160
 """Characters of a hot prefix that are shown, from its end: heads often look alike."""
