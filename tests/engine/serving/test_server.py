@@ -11,8 +11,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from kvtool.blocks import reusable_blocks
+from kvtool.cli import main
 
 Serving = Callable[..., AbstractContextManager[Any]]
 SYSTEM = "You are terse. " * 6
@@ -268,6 +272,76 @@ def test_kv_can_be_looked_at_evicted_pinned_and_reset(client: openai.OpenAI, mod
     assert ask(client, model, "pinned").usage.prompt_tokens_details.cached_tokens == 0
     assert post("evict", {"hashes": ["../../etc"]}).status_code == 400
     server.idle()
+
+
+FIELDS = st.sampled_from(
+    ["model", "messages", "prompt", "n", "stop", "stream", "tools", "max_tokens", "seed", "top_p", "logprobs",
+     "logit_bias", "temperature", "stream_options", "response_format", "tool_choice", "x"]
+)  # fmt: skip
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(FIELDS | st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "user", "assistant", "tool"])},
+        optional={"content": JSON, "tool_calls": JSON, "name": JSON, "tool_call_id": JSON},
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(body=st.dictionaries(FIELDS, JSON, max_size=5), messages=MESSAGES, path=st.sampled_from(["chat/", ""]))
+def test_hostile_bodies_never_break_the_server(
+    server: Any, body: dict[str, Any], messages: list[Any], path: str
+) -> None:
+    body = {"prompt": "x", **body, "model": "tiny-llama", "max_tokens": 2}
+    if path:
+        body = {"messages": messages, **body}
+        body.pop("prompt")
+    headers = {"content-type": "application/json"}
+    answer = WEB.post(f"{server.url}/v1/{path}completions", content=json.dumps(body), headers=headers)
+    assert answer.status_code in (200, 400), answer.text
+    if answer.status_code == 400:
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert WEB.get(f"{server.url}/health").status_code == 200
+
+
+def test_a_normalizer_repairs_live_requests(serving: Serving, tiny_model: Path, tmp_path: Path) -> None:
+    rows = [
+        {
+            "model": "m",
+            "timestamp": 1700000000 + 60 * number,
+            "messages": [
+                {"role": "system", "content": f"Current time: 2026-01-05 10:{number:02d}:00\n{SYSTEM * 6}"},
+                {"role": "user", "content": f"question {number}"},
+            ],
+        }
+        for number in range(12)
+    ]
+    log, rules = tmp_path / "log.jsonl", tmp_path / "normalizer.json"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["normalize", str(log), "-o", str(tmp_path / "out.jsonl"), "--rules-out", str(rules)]
+    result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+
+    def cached(running: Any) -> list[int]:
+        found = []
+        for row in rows[:3]:
+            body = {"model": "tiny-llama", "messages": row["messages"], "max_tokens": 1, "temperature": 0}
+            answer = WEB.post(f"{running.url}/v1/chat/completions", json=body).json()
+            found.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        return found
+
+    with serving(model=str(tiny_model), block_size=8, device_blocks=120) as running:
+        assert max(cached(running)) < 64
+    with serving(model=str(tiny_model), block_size=8, device_blocks=120, normalizer=rules) as running:
+        assert cached(running)[1] >= len(SYSTEM * 6) // 8 * 8
 
 
 def test_a_full_queue_is_429_with_retry_after(serving: Serving, tiny_model: Path) -> None:
