@@ -419,6 +419,37 @@ def restamped(base: Base) -> Planted:
     return planted
 
 
+@shape("KV101 instructions in the first user message")
+def in_first_message(base: Base) -> Planted:
+    planted = structural(base, "KV101", tools=False)
+    for rows in (planted.rows, planted.truth or []):
+        for number, row in enumerate(rows):
+            said = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(START + 97 * int(row["session_id"][1:])))
+            line = f"Session started at {said}.\n" if rows is planted.rows else ""
+            question = row["messages"][1]["content"]
+            row["messages"][1]["content"] = f"{line}{CODER}\n\n# Task\n{question}"
+            row["messages"].pop(0)
+            if line:
+                planted.mark(number, "messages[0].content", row["messages"][0]["content"], said)
+    return planted
+
+
+@shape("KV302 the task before the instructions, in the first user message")
+def task_first(base: Base) -> Planted:
+    planted = structural(base, "KV302", tools=False)
+    for rows in (planted.rows, planted.truth or []):
+        for number, row in enumerate(rows):
+            question = row["messages"][1]["content"]
+            rest = f"\n\n{CODER}"
+            row["messages"][1]["content"] = (
+                question + rest if rows is planted.rows else CODER + "\n\n" + question
+            )
+            row["messages"].pop(0)
+            if rows is planted.rows:
+                planted.mark(number, "messages[0].content", row["messages"][0]["content"], question)
+    return planted
+
+
 @shape("KV201 shuffled at times")
 def shuffled(base: Base) -> Planted:
     planted = structural(base, "KV201")

@@ -6,7 +6,7 @@ from functools import cached_property
 from kvtool.prompts.agents import group
 from kvtool.prompts.conversations import number_conversations
 from kvtool.prompts.fields import Prompt, read_prompt
-from kvtool.prompts.slots import Slot, find_slots, head_strings
+from kvtool.prompts.slots import Slot, find_slots, head_strings, opening_slots, opening_strings
 from kvtool.prompts.turns import Step, Turns
 from kvtool.requests import Request
 from kvtool.templates import Rendered
@@ -41,6 +41,15 @@ class Corpus:
             slot
             for agent, members in self.members.items()
             for slot in find_slots(agent, head_strings(self.prompts, members))
+        ]
+
+    @cached_property
+    def openings(self) -> list[Slot]:
+        """Every slot of the instructions in first user messages, and of prompts that are one text."""
+        return [
+            slot
+            for agent, members in self.members.items()
+            for slot in opening_slots(agent, opening_strings(self.prompts, members))
         ]
 
     @cached_property

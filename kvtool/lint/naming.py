@@ -33,14 +33,18 @@ def candidates(corpus: Corpus, rules: Iterable[Rule] | None = None) -> list[Cand
 
 def _named(corpus: Corpus, rules: list[Rule]) -> Iterator[Candidate]:
     slot_rules = [rule for rule in rules if isinstance(rule, SlotRule)]
-    for slot in corpus.slots:
+    for slot in [*corpus.slots, *corpus.openings]:
         for named in slot_rules:
             if named.claims(slot, corpus):
                 yield slot_candidate(named, slot, corpus)
                 break
     explained: set[tuple[Step, Change]] = set()
+    opened = {slot.agent for slot in corpus.openings}
     forms = [rule for rule in rules if isinstance(rule, HistoryRule) and rule.rank <= FORM_RANK]
     for stamp, causes in restamped_slots(corpus):
+        if stamp.agent in opened and any(step_opens(corpus, step, change) for step, change in causes):
+            explained |= causes
+            continue
         if any(rule.claims_change(change, step, corpus) for step, change in causes for rule in forms):
             continue
         for named in slot_rules:
@@ -52,6 +56,12 @@ def _named(corpus: Corpus, rules: list[Rule]) -> Iterator[Candidate]:
         if isinstance(rule, CorpusRule):
             yield from rule.candidates(corpus)
     yield from _broken_histories(corpus, rules, explained)
+
+
+def step_opens(corpus: Corpus, step: Step, change: Change) -> bool:
+    """Whether the changed message is the first one after the instructions."""
+    unit = corpus.turns.units[step.current][change.new[0]]
+    return unit.message == corpus.prompts[step.current].head
 
 
 def _broken_histories(

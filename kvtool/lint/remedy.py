@@ -13,6 +13,7 @@ ANCHOR = 48
 """Characters of stable text that an edit looks for beside a value."""
 LEAST_ANCHOR = 4
 """A shorter anchor inside a text is no landmark: the slot is reported and not edited."""
+EDITABLE = ("system", "developer", "tools")
 LONGEST_NOTE = 120
 LABEL = 80
 """Characters of stable text around a value that are taken for its label."""
@@ -71,7 +72,7 @@ def phrase(slot: Slot) -> tuple[int, int]:
 
 def slot_edit(rule: SlotRule, slot: Slot, corpus: Corpus) -> SlotEdit | None:
     """The normalizing edit for a slot, None where it would not be found again or has nothing to do."""
-    if rule.fix.action in ("report", "canonicalize") or slot.key[0] == "history":
+    if rule.fix.action in ("report", "canonicalize") or slot.role not in EDITABLE:
         return None
     last = len(slot.skeleton.literals) - 2
     at_start = slot.number == 0 and len(slot.before) <= ANCHOR

@@ -17,6 +17,8 @@ from kvtool.prompts.values import listings, moments
 
 SAMPLES = 64
 """Variants looked at when a slot is widened."""
+OPENING_STABLE = 120
+"""Characters of stable text behind a slot that no two people write by chance."""
 PROSE = 5
 """Spaces in a value from which it is sentences: their full stop is theirs, a block begins with its line."""
 _INSIDE_WORD = re.compile(r"[\w\-./\\~+@:]")
@@ -101,6 +103,27 @@ def head_strings(prompts: Sequence[Prompt], members: Sequence[int]) -> Strings:
                 key = ("tools", name, part)
                 strings.setdefault(key, {})[index] = (f"tools[{number}].{part}", "tools", text, 0)
     return strings
+
+
+def opening_strings(prompts: Sequence[Prompt], members: Sequence[int]) -> Strings:
+    """The first message after the instructions: agents put instructions there too. Text prompts are one."""
+    strings: Strings = {}
+    for index in members:
+        prompt = prompts[index]
+        for f in prompt.fields:
+            if f.message == prompt.head and f.role == "user":
+                strings.setdefault(("messages", f.message, f.part), {})[index] = (
+                    f.path,
+                    f.role,
+                    f.text,
+                    f.offset,
+                )
+    return strings
+
+
+def opening_slots(agent: int, strings: Strings) -> list[Slot]:
+    """Slots with stable text behind them; in a message that only people wrote there are none."""
+    return [slot for slot in find_slots(agent, strings) if slot.stable_after() >= OPENING_STABLE]
 
 
 def tool_name(tool: Mapping[str, object]) -> str:

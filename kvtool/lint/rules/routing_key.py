@@ -44,7 +44,8 @@ class RoutingKey:
         for step in corpus.steps:
             before, after = corpus.requests[step.previous], corpus.requests[step.current]
             source = kept.get(step.previous, (before.model, before.tenant))
-            if (after.model, after.tenant) != source:
+            known = after.model is not None and before.model is not None
+            if known and (after.model, after.tenant) != source:
                 kept[step.current] = repair.spaces[step.current] = source
                 if (after.model, after.tenant) != (before.model, before.tenant):
                     switched.append(step.current)
