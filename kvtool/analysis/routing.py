@@ -2,7 +2,8 @@
 
 random, round-robin; sticky: a session stays where its first request went, the replica with the least
 prompt tokens so far; hash: rendezvous hashing of the first blocks; prefix: where the longest resident
-prefix is, unless that replica already has more than its share of the load.
+prefix is, unless that replica already has more than its share of the load; cost: where the tokens to
+compute for this request, on top of those computed there so far, are fewest (as NVIDIA Dynamo's router).
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ from kvtool.blocks import namespace
 from kvtool.cache.core import NODES, STATE, State, compiled, match, new_state
 from kvtool.cache.policy import KEY_TYPE, Policy
 
-ROUTINGS = ("random", "round-robin", "sticky", "hash", "prefix")
+ROUTINGS = ("random", "round-robin", "sticky", "hash", "prefix", "cost")
+
+BY_PREFIX, BY_COST = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ def replay_replicas(workload: Workload, policy: Policy, capacity: int, config: R
         workload.clock,
         session_bits(workload),
         workload.prompt_tokens,
+        workload.block_size,
         config.hash_blocks,
         config.bound,
         np.inf if config.ttl is None else config.ttl,
@@ -77,7 +81,7 @@ def replay_replicas(workload: Workload, policy: Policy, capacity: int, config: R
 
 
 def _choose(workload: Workload, config: RoutingConfig) -> NDArray[np.int64]:
-    """The replica of each request where it does not depend on what is resident; -1 where it does."""
+    """The replica of each request where it does not depend on what is resident; else BY_PREFIX or BY_COST."""
     match config.routing:
         case "random":
             return np.random.default_rng(config.seed).integers(0, config.replicas, workload.requests)
@@ -87,9 +91,11 @@ def _choose(workload: Workload, config: RoutingConfig) -> NDArray[np.int64]:
             return _sticky(workload, config.replicas)
         case "hash":
             return _hashed(workload, config)
+        case "prefix":
+            return np.full(workload.requests, BY_PREFIX)
         case _:
-            assert config.routing == "prefix"
-            return np.full(workload.requests, -1)
+            assert config.routing == "cost"
+            return np.full(workload.requests, BY_COST)
 
 
 def _sticky(workload: Workload, replicas: int) -> NDArray[np.int64]:
@@ -170,6 +176,17 @@ def _by_prefix(bank: Any, blocks: Any, load: Any, tokens: Any, least: Any, bound
     return best
 
 
+@compiled(types.int64(BANK, NODES, types.float64[::1], types.int64))
+def _by_cost(bank: Any, blocks: Any, load: Any, block_size: Any) -> Any:
+    """The replica with the least load plus tokens to compute; of equals the first."""
+    best, least = 0, np.inf
+    for replica in range(load.size):
+        cost = load[replica] - match(_replica(bank, replica), blocks) * block_size
+        if cost < least:
+            best, least = replica, cost
+    return best
+
+
 @compiled(
     types.void(
         BANK,
@@ -179,6 +196,7 @@ def _by_prefix(bank: Any, blocks: Any, load: Any, tokens: Any, least: Any, bound
         types.float64[::1],
         types.uint64[::1],
         types.int64[::1],
+        types.int64,
         types.int64,
         types.float64,
         types.float64,
@@ -195,6 +213,7 @@ def _replay(
     clock: Any,
     bits: Any,
     prompt_tokens: Any,
+    block_size: Any,
     least: Any,
     bound: Any,
     ttl: Any,
@@ -202,10 +221,16 @@ def _replay(
     chosen: Any,
     matched: Any,
 ) -> None:
+    """load: prompt tokens given to each replica, or by cost those that it had to compute."""
+    by_cost = chosen.size > 0 and chosen[0] == BY_COST
     for request in range(clock.size):
         blocks = nodes[offsets[request] : offsets[request + 1]]
-        if chosen[request] < 0:
-            chosen[request] = _by_prefix(bank, blocks, load, prompt_tokens[request], least, bound)
-        state = _replica(bank, chosen[request])
-        matched[request] = serve_one(state, key, blocks, clock[request], bits[request], ttl)
-        load[chosen[request]] += prompt_tokens[request]
+        tokens = prompt_tokens[request]
+        if chosen[request] == BY_PREFIX:
+            chosen[request] = _by_prefix(bank, blocks, load, tokens, least, bound)
+        elif chosen[request] == BY_COST:
+            chosen[request] = _by_cost(bank, blocks, load, block_size)
+        replica = chosen[request]
+        hit = serve_one(_replica(bank, replica), key, blocks, clock[request], bits[request], ttl)
+        matched[request] = hit
+        load[replica] += max(tokens - hit * block_size, 0) if by_cost else tokens

@@ -40,6 +40,7 @@ class SimulateConfig:
     policies: tuple[str, ...] = DEFAULT_POLICIES
     replicas: int = 1
     routing: str = "prefix"
+    hash_blocks: int = 2
     train_fraction: float = 0.0
     ttl: float | None = None
     tiers: tuple[tuple[str, str], ...] = ()
@@ -103,7 +104,13 @@ class Simulation:
                 self.workload,
                 POLICIES.load(policy),
                 capacity,
-                RoutingConfig(self.config.replicas, routing, seed=self.config.seed, ttl=self.config.ttl),
+                RoutingConfig(
+                    self.config.replicas,
+                    routing,
+                    self.config.hash_blocks,
+                    seed=self.config.seed,
+                    ttl=self.config.ttl,
+                ),
             )
             matched = routed.matched
             tokens = self.workload.prompt_tokens

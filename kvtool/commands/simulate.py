@@ -28,6 +28,7 @@ class Config:
     model: str | None = None
     replicas: int = 1
     routing: str = "prefix"
+    hash_blocks: int = 2
     tiers: tuple[tuple[str, str], ...] = ()
     ttl: float | None = None
     train_fraction: float = 0.0
@@ -76,9 +77,16 @@ def as_tiers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[
 @click.option("--replicas", type=click.IntRange(min=1), default=Config.replicas, show_default=True)
 @click.option(
     "--routing",
-    type=click.Choice(["random", "round-robin", "sticky", "hash", "prefix"]),
+    type=click.Choice(["random", "round-robin", "sticky", "hash", "prefix", "cost"]),
     default=Config.routing,
     show_default=True,
+)
+@click.option(
+    "--hash-blocks",
+    type=click.IntRange(min=1),
+    default=Config.hash_blocks,
+    show_default=True,
+    help="First blocks that --routing hash looks at, and that prefix must find: more than all share.",
 )
 @click.option(
     "--tiers",
@@ -155,6 +163,7 @@ def run(config: Config) -> "Report":
             config.policies,
             config.replicas,
             config.routing,
+            config.hash_blocks,
             config.train_fraction,
             config.ttl,
             config.tiers,

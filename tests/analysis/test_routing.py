@@ -93,3 +93,15 @@ def test_a_replica_that_joins_takes_keys_and_moves_none_between_the_others(dialo
     three, four = found(dialogues, "hash", replicas=3).replica, found(dialogues, "hash", replicas=4).replica
     assert ((four == three) | (four == 3)).all()
     assert 0 < (four == 3).mean() < 0.5
+
+
+def test_cost_goes_where_least_is_to_compute_in_all():
+    """The long prompt's replica is loaded, so the next ones go elsewhere, until the saving outweighs that."""
+
+    def prompt(row, ids):
+        return Request(id="", source=Source("t", row), block_ids=BlockIds(np.array(ids), 4, 4 * len(ids)))
+
+    rows = [list(range(10)), [90], [91, 92], list(range(10)), list(range(10))]
+    routed = found(build_workload([prompt(*row) for row in enumerate(rows)], None), "cost", replicas=2)
+    assert routed.replica.tolist() == [0, 1, 1, 0, 0], "loads 40:0, 40:4, 40:12, then 0 to compute against 40"
+    assert routed.matched.tolist() == [0, 0, 0, 10, 10]
