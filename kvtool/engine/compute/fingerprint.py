@@ -41,12 +41,6 @@ def model_fingerprint(
     return {**fields, "digest": fingerprint(_canonical(fields))}
 
 
-def differences(ours: dict[str, str], theirs: dict[str, str]) -> list[str]:
-    """Names of the fields that differ, without the digest; empty when the fingerprints agree."""
-    names = sorted({*ours, *theirs} - {"digest"})
-    return [name for name in names if ours.get(name) != theirs.get(name)]
-
-
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json as it is on disk."""
     path = folder / "config.json"

@@ -42,18 +42,6 @@ class ModelConfig:
     layers: tuple[Layer, ...]
     vocab: int
     max_positions: int
-    hidden: int
-    parameters: int
-
-    @property
-    def kv_heads(self) -> int:
-        """Of the first layer; `layers` tells where they differ."""
-        return self.layers[0].kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        """Key width of the first layer; `layers` tells where they differ."""
-        return self.layers[0].key_dim
 
     @property
     def layer_shapes(self) -> list[tuple[int, int, int]]:
@@ -125,8 +113,6 @@ def load_model(
             layers=layers,
             vocab=int(text.vocab_size),
             max_positions=int(getattr(text, "max_position_embeddings", None) or 1 << 30),
-            hidden=int(text.hidden_size),
-            parameters=sum(parameter.numel() for parameter in module.parameters()),
         ),
         fingerprint=model_fingerprint(folder, layers, str(kind).removeprefix("torch."), encoder),
         device=place,
