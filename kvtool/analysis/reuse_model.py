@@ -213,6 +213,8 @@ def _general_level(
         base = (by_age + 3) / (risk + 3 / mean)
         expected = np.bincount(pieces.period, at_risk * base[pieces.age], periods)
         level = (by_period + 5) / (expected + 5)
+    scale = ended.sum() / (at_risk * base[pieces.age]).sum()  # hazards alone foresee as many as there were
+    base, level = base * scale, level / scale
     cells, size = pieces.wait * ages + pieces.age, len(weight) * ages
     shape = (len(weight), ages)
     events: Floats = np.bincount(cells, ended, size).astype(float)
