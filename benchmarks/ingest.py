@@ -71,6 +71,7 @@ DUCKDB = (
     PROLOGUE
     + """
 import duckdb
+duckdb.sql("set enable_progress_bar = false")
 start = time.perf_counter()
 table = duckdb.sql(f"select * from read_json_auto('{path}')").to_arrow_table()
 done(start, requests=len(table))
