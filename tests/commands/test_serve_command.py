@@ -101,6 +101,34 @@ def test_sigterm_finishes_what_runs_takes_nothing_new_and_exits_0(tiny_model: Pa
     assert list((tmp_path / "disk").glob("*/blocks.kv")), "what was computed is on disk"
 
 
+def test_a_killed_server_leaves_its_blocks_to_the_next_one(
+    serving: Callable[..., Any], tiny_model: Path, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    body = {
+        "model": str(tiny_model),
+        "prompt": "the hot prefix of all requests " * 5,
+        "max_tokens": 4,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    arguments = ("--model", tiny_model, "--block-size", 8, "--device-blocks", 60, "--disk", disk)
+    with serve(*arguments) as (url, process), httpx.Client(base_url=url, timeout=60) as client:
+        first = client.post("/v1/completions", json=body).json()
+        for _ in range(1000):  # until what was computed is on disk
+            tiers = client.get("/kv/stats").json()["tiers"]
+            if tiers["disk"]["used"] >= tiers["device"]["used"] > 0:
+                break
+            threading.Event().wait(0.02)
+        process.kill()
+        process.wait()
+    with serving(model=str(tiny_model), block_size=8, device_blocks=60, disk=disk) as running:
+        again = httpx.post(f"{running.url}/v1/completions", json=body, timeout=60).json()
+    assert again["choices"] == first["choices"]
+    usage = again["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == (usage["prompt_tokens"] - 1) // 8 * 8
+
+
 def run(*arguments: object, code: str = "") -> "subprocess.CompletedProcess[str]":
     program = f"{code}\nimport sys; from kvtool.cli import main; main(sys.argv[1:])"
     command = [sys.executable, "-c", program, *map(str, arguments)]

@@ -4,11 +4,12 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
 from kvtool import __version__
@@ -21,6 +22,14 @@ from kvtool.engine.serving.keys import Keys
 from kvtool.engine.serving.limits import BodyLimit
 from kvtool.engine.serving.metrics import Metrics
 from kvtool.engine.serving.respond import Deltas, respond
+
+PAGE = Path(__file__).with_name("page.html")
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Cache-Control": "no-cache",
+}
+"""The page loads nothing from elsewhere and talks to this server only."""
 
 MOST_PROMPTS = 64
 """Prompts in one /v1/completions request."""
@@ -47,6 +56,10 @@ def create_app(engine: Engine, metrics: Metrics, keys: Keys) -> FastAPI:
 
     def session(request: Request, body: ChatRequest | CompletionRequest) -> str | None:
         return request.headers.get("x-session-id") or body.prompt_cache_key or body.user
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> HTMLResponse:
+        return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
 
     @app.get("/health")
     async def health() -> JSONResponse:

@@ -1,6 +1,7 @@
 """The server over real HTTP with OpenAI's own client: answers, usage, limits, errors, faults of clients."""
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -224,6 +225,18 @@ def test_health_metrics_and_stats_agree(client: openai.OpenAI, model: str, serve
     assert float(values['kvtool_blocks_capacity{tier="device"}']) == 160
     assert float(values['kvtool_ttft_seconds_count{prefix="warm"}']) >= 1
     assert 0 < stats["hit_rate"]["tokens"] < 1
+
+
+def test_the_live_page_shows_what_the_server_has(client: openai.OpenAI, model: str, server: Any) -> None:
+    answer = WEB.get(f"{server.url}/")
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    ask(client, model, "page")
+    stats = WEB.get(f"{server.url}/kv/stats").json()
+    used = set(re.findall(r"\bnow\.(\w+)", answer.text)) | set(re.findall(r"\btier\.(\w+)", answer.text))
+    known = set(stats) | set(stats["tiers"]["device"]) | set(stats["hit_rate"])
+    assert used and used <= known, "the page reads fields that /kv/stats does not have"
+    assert "http://" not in answer.text and "https://" not in answer.text
 
 
 def test_a_client_that_leaves_frees_its_slots(server: Any, model: str) -> None:
