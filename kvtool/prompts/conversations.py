@@ -5,12 +5,14 @@ conversations form a trie over fields, so finding the longest such request costs
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from kvtool.prompts.fields import Prompt
 
 UNMISTAKABLE = 40
-"""Characters of an assistant message that no other conversation will hold by chance."""
+"""Characters of a message that hardly another conversation will hold by chance."""
+AMBIGUOUS = -1
+"""Stands for a text that several conversations hold."""
 
 
 def number_conversations(prompts: Sequence[Prompt], order: Sequence[int]) -> list[int]:
@@ -20,6 +22,7 @@ def number_conversations(prompts: Sequence[Prompt], order: Sequence[int]) -> lis
     nodes: dict[tuple[int, str, str], int] = {}
     ends: dict[int, int] = {}
     said: dict[str, int] = {}
+    opened: dict[int, str] = {}
     count = 0
     for index in order:
         prompt = prompts[index]
@@ -36,24 +39,47 @@ def number_conversations(prompts: Sequence[Prompt], order: Sequence[int]) -> lis
                 count += 1
         elif found >= 0:
             number = found
-        elif (known := _familiar(prompt, said)) is not None:
+        elif (known := _familiar(prompt, said, opened)) is not None:
             number = known
         else:
             number = count
             count += 1
         numbers[index] = number
         ends[node] = number
-        for field in prompt.conversation():
-            if field.role == "assistant" and len(field.text) >= UNMISTAKABLE:
-                said[field.text] = number
+        opened[number] = _opening(prompt)
+        for text in _memorable(prompt):
+            said[text] = number if said.get(text, number) == number else AMBIGUOUS
     return numbers
 
 
-def _familiar(prompt: Prompt, said: Mapping[str, int]) -> int | None:
-    """Where most of this prompt's assistant messages were said before, if it rewrote its history."""
-    heard = [
-        field.text for field in prompt.conversation() if field.role == "assistant" and field.text in said
-    ]
-    if len(heard) < 2 and sum(map(len, heard)) < 5 * UNMISTAKABLE:
-        return None
-    return Counter(said[text] for text in heard).most_common(1)[0][0]
+def _memorable(prompt: Prompt) -> Iterator[str]:
+    """Texts of the model and of tools that are long enough to be told apart."""
+    for field in prompt.conversation():
+        if field.role in ("assistant", "tool") and len(field.text) >= UNMISTAKABLE:
+            yield field.text
+
+
+def _familiar(prompt: Prompt, said: Mapping[str, int], opened: Mapping[int, str]) -> int | None:
+    """Where this prompt's memorable texts were said before, if it rewrote its history.
+
+    One text is enough only where the first message is nearly that conversation's: greetings repeat.
+    """
+    known = Counter(
+        number for text in _memorable(prompt) if (number := said.get(text, AMBIGUOUS)) != AMBIGUOUS
+    )
+    for number, texts in known.most_common(1):
+        if texts > 1 or _alike(_opening(prompt), opened[number]):
+            return number
+    return None
+
+
+def _opening(prompt: Prompt) -> str:
+    conversation = prompt.conversation()
+    return conversation[0].text if conversation else ""
+
+
+def _alike(a: str, b: str) -> bool:
+    """Whether the shorter text's words stand in the other, most of them."""
+    ours, theirs = Counter(a.split()), Counter(b.split())
+    least = min(ours.total(), theirs.total())
+    return least > 0 and (ours & theirs).total() >= 0.7 * least
