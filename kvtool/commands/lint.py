@@ -37,6 +37,9 @@ class Config:
     exit_zero: bool = False
     output_format: str = "text"
     output_file: Path | None = None
+    fix: bool = False
+    unsafe_fixes: bool = False
+    diff: bool = False
     explain: str | None = None
     list_rules: bool = False
 
@@ -69,6 +72,13 @@ class Config:
 @click.option("--exit-zero", is_flag=True, help="Exit 0 whatever is found.")
 @click.option("--output-format", type=click.Choice(FORMATS), default=Config.output_format, show_default=True)
 @click.option("--output-file", type=click.Path(dir_okay=False, path_type=Path), help="Instead of stdout.")
+@click.option("--fix", is_flag=True, help="Make the safe fixes in the logs, then lint what is left.")
+@click.option(
+    "--unsafe-fixes", is_flag=True, help="With --fix or --diff: also fixes that change the meaning."
+)
+@click.option(
+    "--diff", is_flag=True, help="Show what --fix would change, change nothing; exit 1 if it would."
+)
 @click.option("--explain", metavar="CODE", help="What a rule does, why, and what to do instead.")
 @click.option("--list-rules", is_flag=True, help="All rules.")
 @click.pass_context
@@ -109,6 +119,20 @@ def run(config: Config) -> int:
     notes: list[str] = []
     tokenizer = config.tokenizer or settings.get("tokenizer")
     template = config.chat_template or settings.get("chat_template", "auto")
+    if config.fix or config.diff:
+        from kvtool.lint.fix import fix_logs
+
+        changed, diff = fix_logs(
+            config.paths,
+            lint_config,
+            lambda: load_encoder(tokenizer, template),
+            config.unsafe_fixes,
+            write=not config.diff,
+        )
+        if config.diff:
+            click.echo("\n".join(diff))
+            return 1 if changed and not config.exit_zero else 0
+        notes.append(f"{changed} rows of logs fixed")
     result = lint(
         config.paths, lint_config, lambda: load_encoder(tokenizer, template, notes.append), baseline
     )

@@ -137,3 +137,24 @@ def test_machine_formats(folder: Path) -> None:
 def test_rules_are_listed_and_explained() -> None:
     assert lint("--list-rules").stdout.count("\n") >= 20
     assert "Why: " in lint("--explain", "clock-time").stdout
+
+
+def test_diff_changes_nothing_and_fix_does_what_it_shows(folder: Path) -> None:
+    log = folder / "log.jsonl"
+    log.write_bytes(Path(LOG).read_bytes())
+    before = log.read_bytes()
+    shown = lint("log.jsonl", "--diff")
+    assert shown.exit_code == 1
+    assert shown.stdout.startswith("--- log.jsonl:1\n+++ log.jsonl:1 (fixed)\n")
+    assert log.read_bytes() == before
+    fixed = lint("log.jsonl", "--fix")
+    assert (fixed.exit_code, fixed.stdout.splitlines()[0][:10]) == (0, "0 findings")
+    assert log.read_bytes() != before
+    assert (lint("log.jsonl", "--diff").exit_code, lint("log.jsonl", "--diff").stdout.strip()) == (0, "")
+    assert sorted(path.name for path in folder.iterdir()) == ["kvtool.toml", "log.jsonl", "prompt.j2"]
+
+
+def test_fix_keeps_to_the_selected_rules(folder: Path) -> None:
+    (folder / "log.jsonl").write_bytes(Path(LOG).read_bytes())
+    assert codes("log.jsonl", "--fix", "--select", "KV201") == []
+    assert codes("log.jsonl") == ["KV101"]
