@@ -4,6 +4,7 @@ A `cache_salt` gives a prompt a hash chain of its own: no block of it is in the 
 its first token takes what it takes without a cache, in the same process, on the same machine.
 """
 
+import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from kvtool.engine.replay import Sent, Target, replay
 from kvtool.errors import KvtoolError
 from kvtool.requests import Request, Source
 
-STARTUP = 300.0
+STARTUP = 600.0
 """Seconds that a server may take until it answers /health."""
 
 
@@ -40,7 +41,8 @@ class Pair:
 def server(arguments: Sequence[str], log: Path) -> Iterator[str]:
     """Run `kvtool serve ARGUMENTS` on a free port; yields its URL once it is ready, and stops it at the end.
 
-    Its stderr goes to `log`. KvtoolError with its last lines if it does not come up.
+    Its stderr goes to `log`. KvtoolError with its last lines if it does not come up. SIGTERM ends this
+    process in order, so that the server does not outlive it.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -56,6 +58,7 @@ def server(arguments: Sequence[str], log: Path) -> Iterator[str]:
         "--port",
         str(port),
     ]
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with log.open("wb") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=sink)
     try:
@@ -69,6 +72,7 @@ def server(arguments: Sequence[str], log: Path) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        signal.signal(signal.SIGTERM, before)
 
 
 def _await_health(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:

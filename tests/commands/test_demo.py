@@ -1,6 +1,7 @@
 """kvtool demo: the real thing at a small size, and its table on made-up measurements."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -151,3 +152,35 @@ def test_a_server_that_does_not_come_up_says_why(tmp_path: Path) -> None:
         server(["--shards", str(tmp_path / "no-such-shards")], tmp_path / "serve.log"),
     ):
         pass
+
+
+def test_a_demo_that_is_ended_takes_its_server_along(tmp_path: Path) -> None:
+    """The server here is a stand-in that answers /health and writes down its process id."""
+    stand_in = tmp_path / "kvtool"
+    stand_in.mkdir()
+    (stand_in / "__init__.py").write_text("")
+    (stand_in / "__main__.py").write_text(
+        "import http.server, os, pathlib, sys\n"
+        "class Handler(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        "        self.send_response(200)\n"
+        "        self.end_headers()\n"
+        "pathlib.Path('server.pid').write_text(str(os.getpid()))\n"
+        "port = int(sys.argv[sys.argv.index('--port') + 1])\n"
+        "http.server.HTTPServer(('127.0.0.1', port), Handler).serve_forever()\n"
+    )
+    code = (
+        "import time, pathlib\nfrom kvtool.engine.side_by_side import server\n"
+        "with server([], pathlib.Path('serve.log')):\n    print('up', flush=True)\n    time.sleep(600)\n"
+    )
+    script = tmp_path / "sub" / "script.py"
+    script.parent.mkdir()
+    script.write_text(code)
+    with subprocess.Popen(
+        [sys.executable, str(script)], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "up\n"
+        process.terminate()
+        assert process.wait(60) == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "server.pid").read_text()), 0)
