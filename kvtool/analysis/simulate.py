@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvtool.analysis.belady import belady
 from kvtool.analysis.curve import LruCurve
@@ -13,11 +13,12 @@ from kvtool.analysis.hit_rates import capped, matched_blocks
 from kvtool.analysis.memory import ModelShape, describe_memory, parse_capacity
 from kvtool.analysis.rates import Rates, rates_of
 from kvtool.analysis.replay import replay
-from kvtool.analysis.routing import ROUTINGS, RoutingConfig, replay_replicas
-from kvtool.analysis.timed import TimedConfig, replay_timed
 from kvtool.analysis.workload import Workload
 from kvtool.cache.policies import POLICIES
 from kvtool.errors import KvtoolError
+
+if TYPE_CHECKING:
+    from kvtool.analysis.timed import TimedConfig
 
 BELADY = "belady"
 """The offline optimum; not a policy that could run, hence not in the registry."""
@@ -45,7 +46,7 @@ class SimulateConfig:
     ttl: float | None = None
     tiers: tuple[tuple[str, str], ...] = ()
     seed: int = 0
-    timed: TimedConfig | None = None
+    timed: "TimedConfig | None" = None
 
 
 class Simulation:
@@ -100,6 +101,8 @@ class Simulation:
         if policy == BELADY:
             matched = belady(self.workload, capacity)
         elif split:
+            from kvtool.analysis.routing import RoutingConfig, replay_replicas  # compiled at first import
+
             routed = replay_replicas(
                 self.workload,
                 POLICIES.load(policy),
@@ -118,6 +121,8 @@ class Simulation:
             computed[: self.measured.start] = 0
             imbalance = routed.load_over_mean(computed, self.config.replicas)
         elif self.config.timed is not None:
+            from kvtool.analysis.timed import replay_timed
+
             timed = replay_timed(self.workload, POLICIES.load(policy), capacity, self.config.timed)
             matched = timed.matched
             extra = {"bypassed_requests": timed.bypassed, "most_held_blocks": timed.most_held}
@@ -172,6 +177,8 @@ class Simulation:
     def _routing_advice(self, online: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         if self.config.replicas == 1 or not online:
             return None
+        from kvtool.analysis.routing import ROUTINGS
+
         present = max(online, key=lambda row: row["tokens"])
         policy, capacity = present["policy"], present["capacity_blocks"]
         single = Simulation(self.workload, replace(self.config, replicas=1), self.shape).row(policy, capacity)

@@ -177,10 +177,10 @@ def run(config: Config) -> "Report":
 
 def timing(config: Config) -> "TimedConfig | None":
     """How requests overlap; None if no option asks for it."""
-    from kvtool.analysis.timed import TimedConfig
-
     if config.prefill_rate is None and config.decode_rate is None and not config.cache_outputs:
         return None
+    from kvtool.analysis.timed import TimedConfig
+
     never = float("inf")
     return TimedConfig(config.prefill_rate or never, config.decode_rate or never, config.cache_outputs)
 
