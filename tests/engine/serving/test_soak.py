@@ -1,0 +1,103 @@
+"""Mixed traffic for a while: answers stay those of a server without a cache, nothing leaks."""
+
+import gc
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+Serving = Callable[..., AbstractContextManager[Any]]
+TRUNKS = ["the red house by the river ", "a blue boat on the lake ", "some green hills far away "]
+
+
+def body(number: int) -> dict[str, Any]:
+    """One of 60 requests; a trunk of one of three prefixes, a length and an end of its own."""
+    trunk = TRUNKS[number % 3] * (1 + number % 4)
+    return {
+        "model": "tiny-llama",
+        "prompt": f"{trunk}{number % 20} {'z' * (number % 9)}",
+        "max_tokens": 1 + number % 13,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+
+
+def soak(serving: Serving, model: Path, disk: Path, seconds: float) -> None:
+    with serving(model=str(model), block_size=8, device_blocks=200) as calm, httpx.Client(timeout=60) as web:
+        url = f"{calm.url}/v1/completions"
+        expected = [
+            web.post(url, json={**body(n), "cache_salt": str(n)}).json()["choices"][0]["text"]
+            for n in range(60)
+        ]
+        block = calm.engine.block_bytes
+    options = {
+        "block_size": 8,
+        "device_blocks": 34,
+        "host_memory": 12 * block,
+        "disk": disk,
+        "disk_memory": 60 * block,
+        "max_running": 5,
+        "max_queue": 4,
+    }
+    failures: list[str] = []
+    answered = [0]
+    with serving(model=str(model), **options) as running:
+        url = f"{running.url}/v1/completions"
+        until = time.monotonic() + seconds
+
+        def client(seed: int) -> None:
+            draw = random.Random(seed)
+            with httpx.Client(timeout=60) as web:
+                while time.monotonic() < until:
+                    number = draw.randrange(60)
+                    if draw.random() < 0.1:
+                        try:
+                            web.post(url, json={**body(number), "max_tokens": 90}, timeout=0.02)
+                        except httpx.TimeoutException:
+                            continue
+                    answer = web.post(url, json=body(number))
+                    if answer.status_code == 429:
+                        time.sleep(0.01)
+                    elif answer.status_code != 200:
+                        failures.append(answer.text)
+                    elif answer.json()["choices"][0]["text"] != expected[number]:
+                        failures.append(f"request {number}: {answer.text}")
+                    else:
+                        answered[0] += 1
+
+        threads = [threading.Thread(target=client, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        process = psutil.Process(os.getpid())
+        time.sleep(seconds / 2)
+        gc.collect()
+        half = process.memory_info().rss
+        for thread in threads:
+            thread.join()
+        gc.collect()
+        grown = process.memory_info().rss - half
+        running.idle()
+        counts = running.counts
+        assert running.on_scheduler(lambda s: s.pool.device.available()) == 34
+        assert len(running.engine.index) <= running.engine.index.limit
+    assert failures == []
+    assert answered[0] > 20 and counts["hit_tokens_device"] > 0 and counts["hit_tokens_host"] > 0
+    assert counts["bad_blocks"] == 0
+    assert grown < 64 << 20, f"memory grew by {grown >> 20} MiB in the second half"
+
+
+def test_mixed_traffic_for_seconds(serving: Serving, tiny_model: Path, tmp_path: Path) -> None:
+    soak(serving, tiny_model, tmp_path / "disk", 5.0)
+
+
+@pytest.mark.slow
+def test_mixed_traffic_for_a_minute(serving: Serving, tiny_model: Path, tmp_path: Path) -> None:
+    soak(serving, tiny_model, tmp_path / "disk", 60.0)
