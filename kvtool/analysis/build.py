@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numba import njit, types
 from numpy.typing import NDArray
 
@@ -36,7 +35,9 @@ class WorkloadBuilder:
         self._arrival, self._prompt, self._output = array("q"), array("q"), array("q")
         self._session, self._space, self._partial = array("i"), array("i"), array("b")
         self._leaves: list[NDArray[np.int32]] = []
-        self._meta: list[pa.RecordBatch] = []
+        self._files: dict[str, int] = {}
+        self._file, self._row = array("i"), array("q")
+        self._ids: list[pa.Array] = []
 
     def add(self, requests: Sequence[Request], tokens: Sequence[TokenIds] | None) -> None:
         """One batch. `tokens` are the prompts' ids, None for a batch of a block-id trace."""
@@ -44,9 +45,13 @@ class WorkloadBuilder:
             return
         prompts, partial = self._prompts(requests, tokens)
         spaces = array("i")
+        ids: list[str | None] = []
         for request in requests:
-            space = (request.model, None if self.share_tenants else request.tenant)
-            spaces.append(self._spaces.setdefault(space, len(self._spaces)))
+            source = request.source
+            self._file.append(self._files.setdefault(source.file, len(self._files)))
+            self._row.append(source.row)
+            ids.append(None if request.id == f"{source.file}:{source.row}" else request.id)
+            spaces.append(self._space_of(request.model, request.tenant))
             self._arrival.append(-1 if request.arrival is None else request.arrival)
             self._output.append(-1 if request.output_tokens is None else request.output_tokens)
             self._session.append(
@@ -60,12 +65,7 @@ class WorkloadBuilder:
         np.cumsum([len(prompt) for prompt in prompts], out=offsets[1:])
         words = np.ascontiguousarray(np.concatenate(prompts), np.uint32)
         self._leaves.append(self._trie.insert(words, offsets, np.array(spaces, np.int32)))
-        columns = (
-            [request.id for request in requests],
-            [request.source.file for request in requests],
-            [request.source.row for request in requests],
-        )
-        self._meta.append(pa.record_batch([pa.array(column) for column in columns], schema=META))
+        self._ids.append(pa.array(ids, pa.large_string()))
 
     def add_trace(self, batch: TraceBatch) -> None:
         """One batch of a block-hash trace, as `add` takes its requests."""
@@ -73,11 +73,11 @@ class WorkloadBuilder:
         self._take_trace(batch.block_size, batch.file, int(batch.rows[0]) if count else 1)
         offsets = batch.offsets * 2  # an id is two words
         words = batch.ids.astype("<i8", copy=False).view(np.uint32)
-        models = batch.models or [None] * count
-        tenants = batch.tenants if batch.tenants and not self.share_tenants else [None] * count
-        spaces = array("i")
-        for space in zip(models, tenants, strict=True):
-            spaces.append(self._spaces.setdefault(space, len(self._spaces)))
+        spaces = np.full(count, self._space_of(None, None), np.int32)
+        if batch.models or batch.tenants:
+            models, tenants = batch.models or [None] * count, batch.tenants or [None] * count
+            pairs = zip(models, tenants, strict=True)
+            spaces = np.array([self._space_of(model, tenant) for model, tenant in pairs], np.int32)
         for session in batch.sessions or ():
             number = -1 if session is None else self._sessions.setdefault(session, len(self._sessions))
             self._session.append(number)
@@ -87,20 +87,17 @@ class WorkloadBuilder:
             (self._arrival, batch.arrival),
             (self._output, batch.output),
             (self._prompt, batch.tokens),
+            (self._row, batch.rows),
+            (self._space, spaces),
         ):
             column.frombytes(values.tobytes())
         whole = np.diff(batch.offsets) * batch.block_size
         self._partial.frombytes((whole > batch.tokens).astype(np.int8).tobytes())
-        self._space.extend(spaces)
-        self._leaves.append(self._trie.insert(words, offsets, np.array(spaces, np.int32)))
-        rows = pa.array(batch.rows)
-        files = pa.array([batch.file], pa.string()).take(pa.array(np.zeros(count, np.int64)))
-        names = (
-            pc.binary_join_element_wise(files, rows.cast(pa.string()), ":")
-            if batch.names is None
-            else pa.array(batch.names, pa.string())
-        )
-        self._meta.append(pa.record_batch([names, files, rows], schema=META))
+        file = self._files.setdefault(batch.file, len(self._files))
+        self._file.frombytes(np.full(count, file, np.int32).tobytes())
+        self._leaves.append(self._trie.insert(words, offsets, spaces))
+        ids = pa.nulls(count, pa.large_string())
+        self._ids.append(ids if batch.names is None else pa.array(batch.names, pa.large_string()))
 
     def finish(self) -> Workload:
         """The workload of all that was added."""
@@ -125,8 +122,18 @@ class WorkloadBuilder:
             depth=self._trie.depth,
             node_space=_spread_spaces(link),
             words=self._trie.words,
-            meta=pa.Table.from_batches(self._meta, META).take(order),
+            meta=self._meta().take(order),
         )
+
+    def _space_of(self, model: str | None, tenant: str | None) -> int:
+        return self._spaces.setdefault((model, None if self.share_tenants else tenant), len(self._spaces))
+
+    def _meta(self) -> pa.Table:
+        files = pa.DictionaryArray.from_arrays(
+            np.array(self._file, np.int32), pa.array(list(self._files), pa.string())
+        )
+        ids = pa.chunked_array(self._ids, pa.large_string()).combine_chunks()
+        return pa.table([ids, files, np.array(self._row, np.int64)], schema=META)
 
     def _take(self, ready_made: bool, file: str, row: int) -> None:
         """Refuse to mix prompts that are given as block ids with others."""

@@ -18,6 +18,9 @@ from kvtool.analysis.workload import Workload
 SHARES = (0.01, 0.03, 0.05, 0.1, 0.3, 1.0)
 """Capacities at which a curve is reported, as shares of the distinct blocks."""
 
+GROUP = 64
+"""Positions of the stack that one entry of the tree counts."""
+
 
 class LruCurve:
     """Hit rates of LRU at every capacity."""
@@ -26,8 +29,9 @@ class LruCurve:
         counts = np.zeros((4, workload.distinct_blocks + 1), np.int64)
         weights = np.zeros((2, workload.distinct_blocks + 1))
         _stack_distances(
-            workload.nodes,
-            workload.offsets,
+            workload.leaf,
+            workload.parent,
+            workload.depth,
             workload.prompt_tokens,
             workload.block_size,
             prefill.linear,
@@ -39,7 +43,7 @@ class LruCurve:
         self._means, self._flops = np.cumsum(weights, axis=1)
         self._tokens = int(workload.prompt_tokens.sum())
         self._all_flops = float(prefill.cost(workload.prompt_tokens).sum())
-        self._blocks = len(workload.nodes)
+        self._blocks = int(workload.lengths.sum())
         self._requests = workload.requests
 
     def at(self, capacity: int) -> Rates:
@@ -74,12 +78,16 @@ def _add(tree: Any, at: Any, value: Any) -> None:
         at += at & -at
 
 
-@njit(types.int64(types.int32[::1], types.int64), cache=True)
-def _sum_to(tree: Any, at: Any) -> Any:
+@njit(types.int64(types.int32[::1], types.int32[::1], types.int64), cache=True)
+def _above(tree: Any, node_at: Any, at: Any) -> Any:
+    """Live positions before `at`: of whole groups from the tree, of its own group one by one."""
+    group = at // GROUP
     total = 0
-    while at > 0:
-        total += tree[at]
-        at -= at & -at
+    for position in range(group * GROUP, at):
+        total += node_at[position] >= 0
+    while group > 0:
+        total += tree[group]
+        group -= group & -group
     return total
 
 
@@ -96,7 +104,7 @@ def _compact(tree: Any, node_at: Any, position: Any) -> Any:
             live += 1
     tree[:] = 0
     for at in range(1, live):
-        tree[at] += 1
+        tree[at // GROUP + 1] += 1
     for at in range(1, tree.size):
         above = at + (at & -at)
         if above < tree.size:
@@ -107,7 +115,8 @@ def _compact(tree: Any, node_at: Any, position: Any) -> Any:
 @njit(
     types.void(
         types.int32[::1],
-        types.int64[::1],
+        types.int32[::1],
+        types.int32[::1],
         types.int64[::1],
         types.int64,
         types.float64,
@@ -118,8 +127,9 @@ def _compact(tree: Any, node_at: Any, position: Any) -> Any:
     cache=True,
 )
 def _stack_distances(
-    nodes: Any,
-    offsets: Any,
+    leaf: Any,
+    parent: Any,
+    depth: Any,
     prompt_tokens: Any,
     block_size: Any,
     linear: Any,
@@ -130,28 +140,37 @@ def _stack_distances(
     """Adds each hit block to column `distance` of counts (blocks, capped, full and all tokens) and of
     weights (share of its request, FLOPs that it saves).
 
-    A Fenwick tree counts the live positions of the stack; positions grow towards its top.
+    Positions of the stack grow towards its top; a Fenwick tree over groups of them counts those that are
+    live. A request's blocks lie side by side, so whoever moved together is counted and moved together.
     """
     distinct = counts.shape[1] - 1
-    longest = 0
-    for request in range(prompt_tokens.size):
-        longest = max(longest, offsets[request + 1] - offsets[request])
+    longest: Any = 0
+    for request in range(leaf.size):
+        if leaf[request] >= 0:
+            longest = max(longest, np.int64(depth[leaf[request]]) + 1)
     room = 2 * distinct + longest + 2
-    tree = np.zeros(room, np.int32)
+    tree = np.zeros(room // GROUP + 2, np.int32)
     node_at = np.full(room, -1, np.int32)
     position = np.zeros(distinct, np.int64)
+    path = np.empty(longest, np.int32)
     live = 0
     top = 1
-    for request in range(prompt_tokens.size):
-        start, stop = offsets[request], offsets[request + 1]
-        length, tokens = stop - start, prompt_tokens[request]
+    for request in range(leaf.size):
+        node = leaf[request]
+        length = np.int64(depth[node]) + 1 if node >= 0 else 0
+        tokens = prompt_tokens[request]
+        for i in range(length - 1, -1, -1):
+            path[i] = node
+            node = parent[node]
         if top + length > room:
             top = _compact(tree, node_at, position)
+        distance, before = 0, -1
         for i in range(length):
-            at = position[nodes[start + i]]
+            at = position[path[i]]
             if at == 0:
                 break
-            distance = live - _sum_to(tree, at - 1)
+            distance = distance + 1 if at == before - 1 else live - _above(tree, node_at, at)
+            before = at
             counts[0, distance] += 1
             if i < (tokens - 1) // block_size:
                 counts[1, distance] += block_size
@@ -161,15 +180,26 @@ def _stack_distances(
                 counts[2, distance] += block_size
             counts[3, distance] += min((i + 1) * block_size, tokens) - min(i * block_size, tokens)
             weights[0, distance] += 1.0 / length
+        group: Any = 0
+        moved = 0  # blocks that leave `group`, not yet taken from the tree
         for i in range(length - 1, -1, -1):
-            node = nodes[start + i]
+            node = path[i]
             at = position[node]
             if at > 0:
-                _add(tree, at, np.int32(-1))
+                if at // GROUP != group and moved > 0:
+                    _add(tree, group + 1, np.int32(-moved))
+                    moved = 0
+                group = at // GROUP
+                moved += 1
                 node_at[at] = -1
             else:
                 live += 1
-            _add(tree, top, np.int32(1))
-            node_at[top] = node
-            position[node] = top
-            top += 1
+            node_at[top + length - 1 - i] = node
+            position[node] = top + length - 1 - i
+        if moved > 0:
+            _add(tree, group + 1, np.int32(-moved))
+        end = top + length
+        while top < end:
+            group = top // GROUP + 1
+            _add(tree, group, np.int32(min(group * GROUP, end) - top))
+            top = min(group * GROUP, end)

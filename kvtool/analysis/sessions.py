@@ -1,7 +1,8 @@
 """Sessions that a log does not name, inferred from prompts that go on where an earlier one ended."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numba import njit, types
@@ -21,17 +22,34 @@ def infer_sessions(workload: Workload, gap: float | None = None) -> Workload:
     """
     session = np.full(workload.requests, -1, np.int32)
     count = _infer(
-        workload.nodes,
-        workload.offsets,
+        workload.leaf,
+        workload.parent,
+        workload.depth,
         workload.clock,
         np.inf if gap is None else gap,
         workload.ready_made,
-        workload.distinct_blocks,
         session,
     )
-    return replace(
-        workload, session=session, session_names=[f"inferred-{number + 1}" for number in range(count)]
-    )
+    return replace(workload, session=session, session_names=InferredNames(count))
+
+
+class InferredNames(Sequence[str]):
+    """inferred-1, inferred-2, ...: as many as millions of requests, so they are not kept."""
+
+    def __init__(self, count: int) -> None:
+        self._numbers = range(1, count + 1)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        if isinstance(index, slice):
+            return [f"inferred-{number}" for number in self._numbers[index]]
+        return f"inferred-{self._numbers[index]}"
 
 
 def split_sessions(workload: Workload, gap: float) -> Workload:
@@ -57,41 +75,42 @@ def split_sessions(workload: Workload, gap: float) -> Workload:
 @njit(
     types.int64(
         types.int32[::1],
-        types.int64[::1],
+        types.int32[::1],
+        types.int32[::1],
         types.float64[::1],
         types.float64,
         types.boolean,
-        types.int64,
         types.int32[::1],
     ),
     cache=True,
 )
-def _infer(nodes: Any, offsets: Any, clock: Any, gap: Any, shared: Any, distinct: Any, session: Any) -> Any:
+def _infer(leaf: Any, parent: Any, depth: Any, clock: Any, gap: Any, shared: Any, session: Any) -> Any:
     """shared: the session that touched the deepest known block; else the one that ended on the path."""
-    touched = np.full(distinct, -1, np.int32)
-    ended = np.full(distinct, -1, np.int32)
+    touched = np.full(parent.size, -1, np.int32)
+    ended = np.full(parent.size, -1, np.int32)
     count = 0
     last = np.empty(session.size)
     for request in range(session.size):
-        start, stop = offsets[request], offsets[request + 1]
-        depth = 0
-        while start + depth < stop and touched[nodes[start + depth]] >= 0:
-            depth += 1
+        node = leaf[request]
+        while node >= 0 and touched[node] < 0:
+            node = parent[node]
         own = -1
         if shared:
-            if depth >= LEAST_BLOCKS:
-                own = touched[nodes[start + depth - 1]]
+            if node >= 0 and depth[node] >= LEAST_BLOCKS - 1:
+                own = touched[node]
         else:
-            while depth >= LEAST_BLOCKS and own < 0:
-                own = ended[nodes[start + depth - 1]]
-                depth -= 1
+            while node >= 0 and depth[node] >= LEAST_BLOCKS - 1 and own < 0:
+                own = ended[node]
+                node = parent[node]
         if own < 0 or clock[request] - last[own] > gap:
             own = count
             count += 1
         session[request] = own
         last[own] = clock[request]
-        for at in range(start, stop):
-            touched[nodes[at]] = own
-        if stop > start:
-            ended[nodes[stop - 1]] = own
+        node = leaf[request]
+        if node >= 0:
+            ended[node] = own
+        while node >= 0:
+            touched[node] = own
+            node = parent[node]
     return count

@@ -128,7 +128,9 @@ def load_analysis(path: Path | str) -> Workload:
         depth=_own(nodes["depth"]),
         node_space=_own(nodes["space"]),
         words=_own(words.flatten()).reshape(len(words), int(meta["width"])),
-        meta=requests.select(META.names).cast(META),
+        meta=pa.table(
+            [requests["id"], requests["file"].dictionary_encode(), requests["row"]], META.names
+        ).cast(META),
     )
 
 
@@ -208,8 +210,10 @@ def _requests(workload: Workload, rates: HitRates) -> pa.Table:
     ).cast(pa.string())
     arrival = pa.array(workload.arrival, mask=workload.arrival < 0).cast(pa.timestamp("us"))
     columns = {
-        "number": pa.array(range(workload.requests), pa.int64()),
-        **{name: workload.meta[name] for name in META.names},
+        "number": np.arange(workload.requests),
+        "id": workload.ids,
+        "file": workload.meta["file"],
+        "row": workload.meta["row"],
         "arrival": arrival,
         "session": sessions,
         "space": workload.space,

@@ -34,13 +34,14 @@ class BlockTrie:
         words: all prompts' words, concatenated; prompt i is words[offsets[i] : offsets[i + 1]], of
         which the full blocks count. spaces [b]: prompts of different spaces never share a node.
         """
-        self._reserve(self.size + int(((offsets[1:] - offsets[:-1]) // self.width).sum()))
         leaves = np.empty(len(spaces), np.int32)
-        self.size = int(
-            _insert(
+        done = 0
+        while True:
+            done, self.size = _insert(
                 words,
                 offsets,
                 spaces,
+                done,
                 self.size,
                 self._link,
                 self._depth,
@@ -49,8 +50,9 @@ class BlockTrie:
                 self._table,
                 leaves,
             )
-        )
-        return leaves
+            if done == len(spaces):
+                return leaves
+            self._reserve(self.size + int(offsets[done + 1] - offsets[done]) // self.width)
 
     @property
     def link(self) -> NDArray[np.int32]:
@@ -68,9 +70,7 @@ class BlockTrie:
         return self._words[: self.size]
 
     def _reserve(self, nodes: int) -> None:
-        """Room for `nodes` nodes in the arrays and, at most half full, in the table."""
-        if nodes <= len(self._link):
-            return
+        """Room for `nodes` nodes and more in the arrays and, at most half full, in the table."""
         room = max(nodes, len(self._link) * 3 // 2)
         for name in ("_link", "_depth", "_words", "_hash"):
             old = getattr(self, name)
@@ -104,11 +104,20 @@ def _rehash(hashes: Any, size: Any, table: Any) -> None:
         table[at] = node
 
 
+@njit(types.boolean(types.uint32[::1], types.int64, types.uint32[:, ::1], types.int64), cache=True)
+def _same(words: Any, start: Any, stored: Any, node: Any) -> Any:
+    for i in range(stored.shape[1]):  # noqa: SIM110  # numba knows no all()
+        if stored[node, i] != words[start + i]:
+            return False
+    return True
+
+
 @njit(
-    types.int64(
+    types.UniTuple(types.int64, 2)(
         types.uint32[::1],
         types.int64[::1],
         types.int32[::1],
+        types.int64,
         types.int64,
         types.int32[::1],
         types.int32[::1],
@@ -123,6 +132,7 @@ def _insert(
     words: Any,
     offsets: Any,
     spaces: Any,
+    first: Any,
     size: Any,
     links: Any,
     depths: Any,
@@ -131,40 +141,40 @@ def _insert(
     table: Any,
     leaves: Any,
 ) -> Any:
+    """Insert prompts from `first` on, as long as there is room: (the next prompt, nodes by then)."""
     width = stored.shape[1]
     mask = np.uint64(table.size - 1)
-    for prompt in range(spaces.size):
+    for prompt in range(first, spaces.size):
+        start, stop = offsets[prompt], offsets[prompt + 1]
+        if size + (stop - start) // width > links.size:
+            return prompt, size
         link = np.int64(-1 - spaces[prompt])
         leaf = np.int64(NO_NODE)
-        start = offsets[prompt]
         depth = 0
-        while start + width <= offsets[prompt + 1]:
-            h = _block_hash(words, start, width, link)
-            at = h & mask
-            while True:
-                node = np.int64(table[at])
-                if node < 0:
-                    node = size
-                    size += 1
-                    table[at] = node
-                    links[node] = link
-                    depths[node] = depth
-                    hashes[node] = h
-                    for i in range(width):
-                        stored[node, i] = words[start + i]
-                    break
-                if hashes[node] == h and links[node] == link:
-                    same = True
-                    for i in range(width):
-                        if stored[node, i] != words[start + i]:
-                            same = False
-                            break
-                    if same:
+        while start + width <= stop:
+            # A node's first child mostly came with it and is the next node: no need to look for it.
+            node = link + 1
+            if link < 0 or node >= size or links[node] != link or not _same(words, start, stored, node):
+                h = _block_hash(words, start, width, link)
+                at = h & mask
+                while True:
+                    node = np.int64(table[at])
+                    if node < 0:
+                        node = size
+                        size += 1
+                        table[at] = node
+                        links[node] = link
+                        depths[node] = depth
+                        hashes[node] = h
+                        for i in range(width):
+                            stored[node, i] = words[start + i]
                         break
-                at = (at + np.uint64(1)) & mask
+                    if hashes[node] == h and links[node] == link and _same(words, start, stored, node):
+                        break
+                    at = (at + np.uint64(1)) & mask
             link = node
             leaf = node
             start += width
             depth += 1
         leaves[prompt] = leaf
-    return size
+    return spaces.size, size

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numba import njit, types
 from numpy.typing import NDArray
 
@@ -19,8 +20,10 @@ from kvtool.blocks import BlockHash, TokenIds, child_hash, namespace
 Space = tuple[str | None, str | None]
 """(model, tenant): requests of different spaces never share a block."""
 
-META = pa.schema([("id", pa.string()), ("file", pa.string()), ("row", pa.int64())])
-"""Where each request came from."""
+META = pa.schema(
+    [("id", pa.large_string()), ("file", pa.dictionary(pa.int32(), pa.string())), ("row", pa.int64())]
+)
+"""Where each request came from. id: null where it is `file:row`, as for most logs it is."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,16 @@ class Workload:
         return len(np.unique(self.session[self.session >= 0]))
 
     @property
+    def ids(self) -> pa.Array:
+        """Every request's id, large_string [r]."""
+        places = pc.binary_join_element_wise(
+            self.meta["file"].cast(pa.large_string()),
+            self.meta["row"].cast(pa.large_string()),
+            pa.scalar(":", pa.large_string()),
+        )
+        return pc.coalesce(self.meta["id"], places)
+
+    @property
     def space_names(self) -> list[str]:
         """Spaces for people: 'model' or 'model (tenant)'."""
         return [f"{model or '-'} ({tenant})" if tenant else model or "-" for model, tenant in self.spaces]
@@ -100,12 +113,11 @@ class Workload:
     def hashes(self) -> NDArray[np.uint8]:
         """BlockHash of every node, uint8 [n, 16], chained from each space's root."""
         roots = [self._root(index) for index in range(len(self.spaces))]
-        digests: list[BlockHash] = []
-        for words, parent, space in zip(
-            self.words, self.parent.tolist(), self.node_space.tolist(), strict=True
-        ):
-            digests.append(child_hash(roots[space] if parent < 0 else digests[parent], words))
-        return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16)
+        digests = bytearray()  # not a list of objects: there may be many millions
+        for words, parent, space in zip(self.words, self.parent, self.node_space, strict=True):
+            above = roots[space] if parent < 0 else BlockHash(bytes(digests[16 * parent : 16 * parent + 16]))
+            digests += child_hash(above, words)
+        return np.frombuffer(bytes(digests), np.uint8).reshape(-1, 16)
 
     def hash_of(self, node: int) -> BlockHash:
         """BlockHash of one node, from its own path only."""

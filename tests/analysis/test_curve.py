@@ -54,6 +54,21 @@ def test_every_capacity_equals_a_simulated_lru(log):
         assert rates.request_mean == pytest.approx((matched / length).mean() if len(length) else 0)
 
 
+def test_a_stack_of_many_groups_equals_a_simulated_lru():
+    """Long prompts that come back whole or in part: positions of many groups, closed up many times."""
+    random = np.random.default_rng(7)
+    paths = [random.integers(0, 2, random.integers(1, 150)).tolist() for _ in range(12)]
+    log = []
+    for _ in range(150):
+        path = paths[random.integers(12)]
+        log.append((path[: random.integers(1, len(path) + 1)], 4))
+    workload = workload_of(log)
+    assert workload.distinct_blocks > 500
+    curve = LruCurve(workload)
+    for capacity in (1, 63, 64, 65, 200, 450, workload.distinct_blocks - 1, workload.distinct_blocks):
+        assert curve.at(capacity).hit_blocks == slow_lru(workload, capacity).sum()
+
+
 @given(LOGS)
 def test_capacity_for_is_the_least_that_reaches_the_share(log):
     curve = LruCurve(workload_of(log))

@@ -36,7 +36,8 @@ def test_a_prompt_continues_the_one_it_extends_not_one_that_shares_a_head():
     a, b = [*system, 10, 11, 12], [*system, 20, 21]
     log = prompts((0, a, None), (1, b, None), (2, [*a, 13, 14, 15], None), (3, [*b, 22, 23, 24], None))
     assert infer_sessions(log).session.tolist() == [0, 1, 0, 1]
-    assert infer_sessions(log).session_names == ["inferred-1", "inferred-2"]
+    names = infer_sessions(log).session_names
+    assert list(names) == ["inferred-1", "inferred-2"] == names[:9] and len(names) == 2
 
 
 def test_a_long_pause_ends_a_session():
