@@ -22,22 +22,21 @@ _SIZES = np.array([len(key) for key in KEYS], np.int64)
 
 
 def parse(
-    chunk: bytes,
+    chunk: bytes, count: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]] | None:
-    """(times [r], fields [r, 6] in the order of the constants, offsets [r + 1], ids) of every line.
+    """(times [r], fields [r, 6] in the order of the constants, offsets [r + 1], ids) of all `count` lines.
 
     None where some line is not an object of these keys, integers and one list of integers: the time may
     have decimals, `type` may be plain text. A field that is not there is ABSENT.
     """
     data = np.frombuffer(chunk, np.uint8)
-    count = chunk.count(b"\n") + (not chunk.endswith(b"\n"))
     times = np.empty(count, np.float64)
     fields = np.full((count, 6), ABSENT, np.int64)
     offsets = np.zeros(count + 1, np.int64)
     ids = np.empty(len(data) // 2 + 1, np.int64)
     if _parse(data, _NAMES, _SIZES, times, fields, offsets, ids) != count:
         return None
-    return times, fields, offsets, ids[: offsets[count]].copy()
+    return times, fields, offsets, ids[: offsets[count]]
 
 
 @njit(types.int64(types.Array(types.uint8, 1, "C", readonly=True), types.int64), cache=True)
