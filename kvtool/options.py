@@ -1,9 +1,13 @@
-"""Option types that several commands share."""
+"""Option types and groups of options that several commands share."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import click
+
+from kvtool.logs.formats import FORMATS
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 class Rate(click.ParamType):  # type: ignore[type-arg]
@@ -65,3 +69,57 @@ class Size(click.ParamType):  # type: ignore[type-arg]
             return int(float(number) * UNITS[unit])
         except (ValueError, KeyError, OverflowError):
             self.fail(f"{value!r} is not a size such as 2GiB, 500MB or 1048576", param, ctx)
+
+
+def together(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
+    """One decorator that adds `options` in the order given."""
+
+    def decorate(function: Decorated) -> Decorated:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+format_options = together(
+    click.option(
+        "--format", metavar="NAME", help=f"Log format; sniffed by default ({', '.join(FORMATS.names())})."
+    ),
+    click.option(
+        "--map",
+        "mapping",
+        type=Assignment(),
+        multiple=True,
+        callback=as_dict,
+        help="Where an unknown format keeps a field.",
+    ),
+)
+"""How a log is read: `format` and `mapping`."""
+
+strict_option = click.option(
+    "--strict", is_flag=True, help="Stop at the first bad row instead of counting it."
+)
+
+prompt_options = together(
+    click.option("--tokenizer", help="embedded, bytes, a folder, a tokenizer.json or a hub id."),
+    click.option("--chat-template", default="auto", show_default=True, help="auto, chatml-tools or a file."),
+)
+"""How requests become tokens: `tokenizer` and `chat_template`."""
+
+request_options = together(
+    click.option("--where", metavar="SQL", help="Keep requests for which this DuckDB expression is true."),
+    click.option(
+        "--session-gap",
+        type=click.FloatRange(min=0),
+        metavar="SECONDS",
+        help="A longer pause ends a session.",
+    ),
+    click.option("--share-tenants", is_flag=True, help="Let requests of different tenants share blocks."),
+)
+"""Which requests count and which may share: `where`, `session_gap`, `share_tenants`."""
+
+
+def output_format(*names: str) -> Callable[[Decorated], Decorated]:
+    """`--output-format`, one of `names`; the first is the default."""
+    return click.option("--output-format", type=click.Choice(names), default=names[0], show_default=True)

@@ -7,20 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvtool.logs.formats import FORMATS
-from kvtool.options import Assignment, Rate, as_dict
+from kvtool.options import Rate, format_options, output_format, prompt_options, request_options, strict_option
 from kvtool.renderers import RENDERERS
 
 if TYPE_CHECKING:
     from kvtool.analysis.analyze import Analysis
     from kvtool.report import Finding, Report
 
-SEVERITIES = {"error": 2, "warning": 1, "info": 0}
-
 
 @dataclass(frozen=True)
 class Config:
-    """All options of analyze. min_hit_rate: 0..1; session_gap: seconds; fail_on: severity or code prefix."""
+    """All options of analyze. min_hit_rate: 0..1; session_gap: seconds; fail_on: severity, name or code."""
 
     logs: tuple[str, ...]
     format: str | None = None
@@ -42,18 +39,8 @@ class Config:
     epilog="Example: kvtool analyze 'logs/*.jsonl.gz' --where \"model = 'qwen3'\" -o analysis.duckdb"
 )
 @click.argument("logs", nargs=-1, required=True)
-@click.option(
-    "--format", metavar="NAME", help=f"Log format; sniffed by default ({', '.join(FORMATS.names())})."
-)
-@click.option(
-    "--map",
-    "mapping",
-    type=Assignment(),
-    multiple=True,
-    callback=as_dict,
-    help="Where an unknown format keeps a field.",
-)
-@click.option("--strict", is_flag=True, help="Stop at the first bad row instead of counting it.")
+@format_options
+@strict_option
 @click.option(
     "--block-size",
     "block_sizes",
@@ -61,27 +48,15 @@ class Config:
     multiple=True,
     help="Tokens per block (32, or the trace's own); repeat to compare.",
 )
-@click.option("--tokenizer", help="embedded, bytes, a folder, a tokenizer.json or a hub id.")
-@click.option(
-    "--chat-template", default=Config.chat_template, show_default=True, help="auto, chatml-tools or a file."
-)
-@click.option("--where", metavar="SQL", help="Keep requests for which this DuckDB expression is true.")
-@click.option(
-    "--session-gap", type=click.FloatRange(min=0), metavar="SECONDS", help="A longer pause ends a session."
-)
-@click.option("--share-tenants", is_flag=True, help="Let requests of different tenants share blocks.")
+@prompt_options
+@request_options
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the analysis as FILE.duckdb.",
 )
-@click.option(
-    "--output-format",
-    type=click.Choice(["terminal", "json", "markdown"]),
-    default=Config.output_format,
-    show_default=True,
-)
+@output_format("terminal", "json", "markdown")
 @click.option("--min-hit-rate", type=Rate(), help="Exit 1 below this token hit rate (0.4 or 40%).")
 @click.option(
     "--fail-on", metavar="WHAT", help="Exit 1 on findings: error, warning, or a code such as KV101."
@@ -100,10 +75,16 @@ def run(config: Config) -> tuple["Report", bool]:
     from kvtool.analysis.analyze import AnalyzeConfig, analyze
     from kvtool.analysis.describe import describe, present
     from kvtool.analysis.store import save_analysis
+    from kvtool.files import refuse_inputs
+    from kvtool.lint.run import stops
+    from kvtool.lint.settings import check_fail_on
     from kvtool.logs.reader import open_log
+    from kvtool.logs.sources import expand
     from kvtool.progress import counted
     from kvtool.tokens import load_encoder
 
+    check_fail_on(config.fail_on, "--fail-on")
+    refuse_inputs(expand(config.logs), config.output)
     log = open_log(config.logs, format=config.format, mapping=config.mapping, strict=config.strict)
     notes: list[str] = []
     with counted("requests read") as advance:
@@ -141,10 +122,3 @@ def lint(analysis: "Analysis", share_tenants: bool) -> tuple[list["Finding"], fl
     fixed = normalized_requests(analysis.held, Normalizer(edits))
     workload = build_workload(fixed, analysis.encoder, block_size, share_tenants)
     return findings, hit_rates(workload).tokens
-
-
-def stops(finding: "Finding", fail_on: str) -> bool:
-    """Whether --fail-on names this finding: by its severity or a worse one, or by its code."""
-    if fail_on in SEVERITIES:
-        return SEVERITIES[finding.severity] >= SEVERITIES[fail_on]
-    return finding.code.startswith(fail_on)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvtool.errors import KvtoolError
+from kvtool.options import output_format
 from kvtool.renderers import RENDERERS
 
 if TYPE_CHECKING:
@@ -64,12 +65,7 @@ class Config:
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep the files of the run in a new folder.",
 )
-@click.option(
-    "--output-format",
-    type=click.Choice(["terminal", "json", "markdown"]),
-    default=Config.output_format,
-    show_default=True,
-)
+@output_format("terminal", "json", "markdown")
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
     """The whole story on a bundled log with the embedded model: a few minutes on two cores."""

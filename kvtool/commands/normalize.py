@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvtool.logs.formats import FORMATS
-from kvtool.options import Assignment, as_dict
+from kvtool.options import format_options, output_format, prompt_options, strict_option
 
 if TYPE_CHECKING:
     from kvtool.report import Report
@@ -45,18 +44,8 @@ class Config:
     help="Write the fixes as normalizer.json, for serve --normalizer.",
 )
 @click.option("--unsafe", is_flag=True, help="Also fixes that change what the model is told.")
-@click.option(
-    "--format", metavar="NAME", help=f"Log format; sniffed by default ({', '.join(FORMATS.names())})."
-)
-@click.option(
-    "--map",
-    "mapping",
-    type=Assignment(),
-    multiple=True,
-    callback=as_dict,
-    help="Where an unknown format keeps a field.",
-)
-@click.option("--strict", is_flag=True, help="Stop at the first bad row instead of counting it.")
+@format_options
+@strict_option
 @click.option(
     "--block-size",
     type=click.IntRange(min=1),
@@ -64,16 +53,8 @@ class Config:
     show_default=True,
     help="Tokens per block.",
 )
-@click.option("--tokenizer", help="embedded, bytes, a folder, a tokenizer.json or a hub id.")
-@click.option(
-    "--chat-template", default=Config.chat_template, show_default=True, help="auto, chatml-tools or a file."
-)
-@click.option(
-    "--output-format",
-    type=click.Choice(["terminal", "json"]),
-    default=Config.output_format,
-    show_default=True,
-)
+@prompt_options
+@output_format("terminal", "json")
 def command(**options: Any) -> None:
     """Fix what breaks the prefix in LOGS, keep their format, and measure what that gains."""
     from kvtool.renderers import RENDERERS

@@ -10,8 +10,7 @@ import click
 
 from kvtool.engine.storage.codecs import CODECS
 from kvtool.errors import KvtoolError
-from kvtool.logs.formats import FORMATS
-from kvtool.options import Assignment, Size, as_dict
+from kvtool.options import Size, format_options, output_format
 from kvtool.renderers import RENDERERS
 
 if TYPE_CHECKING:
@@ -51,17 +50,7 @@ class Config:
 @click.option(
     "--model", default=Config.model, show_default=True, help="embedded, or a Hugging Face model directory."
 )
-@click.option(
-    "--format", metavar="NAME", help=f"Log format; sniffed by default ({', '.join(FORMATS.names())})."
-)
-@click.option(
-    "--map",
-    "mapping",
-    type=Assignment(),
-    multiple=True,
-    callback=as_dict,
-    help="Where an unknown format keeps a field.",
-)
+@format_options
 @click.option(
     "--chat-template", default=Config.chat_template, show_default=True, help="auto, chatml-tools or a file."
 )
@@ -79,12 +68,7 @@ class Config:
 @click.option("--device", default=Config.device, show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--dtype", default=Config.dtype, show_default=True, help="auto, float32, bfloat16 or float16.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and compute nothing.")
-@click.option(
-    "--output-format",
-    type=click.Choice(["terminal", "json"]),
-    default=Config.output_format,
-    show_default=True,
-)
+@output_format("terminal", "json")
 def command(**options: Any) -> None:
     """Compute hot prefixes of a log once and store their KV blocks as shards.
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvtool.errors import KvtoolError
-from kvtool.logs.formats import FORMATS
-from kvtool.options import Assignment, as_dict
+from kvtool.options import format_options, output_format
 from kvtool.renderers import RENDERERS
 
 if TYPE_CHECKING:
@@ -70,17 +69,7 @@ class Config:
     help="Tokens of an answer.",
 )
 @click.option("--reset", is_flag=True, help="Empty our own server's cache first (not its shards).")
-@click.option(
-    "--format", metavar="NAME", help=f"Log format; sniffed by default ({', '.join(FORMATS.names())})."
-)
-@click.option(
-    "--map",
-    "mapping",
-    type=Assignment(),
-    multiple=True,
-    callback=as_dict,
-    help="Where an unknown format keeps a field.",
-)
+@format_options
 @click.option("--tokenizer", help="The server's, for the prediction [embedded].")
 @click.option(
     "--chat-template",
@@ -88,12 +77,7 @@ class Config:
     show_default=True,
     help="The server's, for the prediction.",
 )
-@click.option(
-    "--output-format",
-    type=click.Choice(["terminal", "json", "markdown"]),
-    default=Config.output_format,
-    show_default=True,
-)
+@output_format("terminal", "json", "markdown")
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
     """Send LOGS to an OpenAI-compatible server; time to first token and cached tokens of each request."""

@@ -8,8 +8,7 @@ import click
 
 from kvtool.cache.policies import POLICIES
 from kvtool.errors import KvtoolError
-from kvtool.logs.formats import FORMATS
-from kvtool.options import Assignment, Rate, as_dict
+from kvtool.options import Assignment, Rate, format_options, output_format, prompt_options, request_options
 from kvtool.renderers import RENDERERS
 
 if TYPE_CHECKING:
@@ -116,32 +115,10 @@ def as_tiers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[
 )
 @click.option("--cache-outputs", is_flag=True, help="Generated tokens serve the session's next turn.")
 @click.option("--block-size", type=click.IntRange(min=1), help="Tokens per block (32, or the trace's own).")
-@click.option("--tokenizer", help="embedded, bytes, a folder, a tokenizer.json or a hub id.")
-@click.option(
-    "--chat-template", default=Config.chat_template, show_default=True, help="auto, chatml-tools or a file."
-)
-@click.option("--where", metavar="SQL", help="Keep requests for which this DuckDB expression is true.")
-@click.option(
-    "--session-gap", type=click.FloatRange(min=0), metavar="SECONDS", help="A longer pause ends a session."
-)
-@click.option("--share-tenants", is_flag=True, help="Let requests of different tenants share blocks.")
-@click.option(
-    "--format", metavar="NAME", help=f"Log format; sniffed by default ({', '.join(FORMATS.names())})."
-)
-@click.option(
-    "--map",
-    "mapping",
-    type=Assignment(),
-    multiple=True,
-    callback=as_dict,
-    help="Where an unknown format keeps a field.",
-)
-@click.option(
-    "--output-format",
-    type=click.Choice(["terminal", "json", "markdown"]),
-    default=Config.output_format,
-    show_default=True,
-)
+@prompt_options
+@request_options
+@format_options
+@output_format("terminal", "json", "markdown")
 def command(**options: Any) -> None:
     """Hit rate of LOGS, or of an ANALYSIS.duckdb, at other capacities, policies, replicas and tiers."""
     config = Config(**options)
