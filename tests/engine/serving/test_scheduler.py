@@ -8,9 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvtool.blocks import reusable_blocks
-from kvtool.cache.policies import POLICIES
-from kvtool.cache.pool import Lease
-from kvtool.cache.tiers import Tier, TieredLease, TieredPool
+from kvtool.cache.tiers import Tier
 from kvtool.engine.serving.scheduler import Limits
 
 Make = Callable[..., Any]
@@ -258,96 +256,3 @@ def test_answers_never_depend_on_the_cache(
             assert request.finish == ("stop" if expected[-1] == 7 else "length")
     engine.pool.check()
     assert engine.pool.device.available() == device
-
-
-class Recorded(TieredPool):
-    """Writes down what the runtime asks of its pool and what it got."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.script: list[tuple[Any, ...]] = []
-        self._names: dict[int, int] = {}
-
-    def _name(self, lease: Lease) -> int:
-        return self._names.setdefault(id(lease), len(self._names))
-
-    def add_node(self, parent: int, shard_row: int = -1) -> int:
-        self.script.append(("add_node", parent))
-        return super().add_node(parent, shard_row)
-
-    def acquire(self, nodes: list[int], want: int, now: float, session: Any = None, most: Any = None) -> Any:
-        lease = super().acquire(nodes, want, now, session, most)
-        assert lease is not None
-        self.kept = [*getattr(self, "kept", []), lease]  # ids stay unique
-        self.script.append(
-            (
-                "acquire",
-                self._name(lease),
-                list(nodes),
-                want,
-                now,
-                session,
-                most,
-                lease.hit,
-                list(lease.slots),
-            )
-        )
-        return lease
-
-    def extend(self, lease: TieredLease, blocks: int) -> bool:
-        done = super().extend(lease, blocks)
-        self.script.append(("extend", self._name(lease), blocks, done, list(lease.slots)))
-        return done
-
-    def append(self, lease: TieredLease, node: int, now: float, session: Any = None) -> None:
-        self.script.append(("append", self._name(lease), node, now, session))
-        super().append(lease, node, now, session)
-
-    def commit(self, lease: TieredLease, upto: int) -> None:
-        super().commit(lease, upto)
-        self.script.append(("commit", self._name(lease), upto, list(lease.slots)))
-
-    def release(self, lease: TieredLease, output_tokens: int = -1) -> None:
-        self.script.append(("release", self._name(lease), output_tokens))
-        super().release(lease, output_tokens)
-
-
-def test_the_runtimes_stream_replayed_into_a_fresh_pool_gives_the_same_leases_and_evictions(
-    fake_engine: Make,
-) -> None:
-    """What `simulate` replays is what `serve` did: same hits, same slots, same evictions, same residents."""
-    engine = fake_engine(device=12, pool=Recorded(POLICIES.load("lru"), 12), limits=Limits(16, 3))
-    for number in range(40):
-        prompt = [number % 3] * (5 + number % 7) + [number % 5, number % 2, 9]
-        engine.ask(prompt, 6, session=f"s{number % 4}")
-        if number % 3:
-            engine.scheduler.step()
-    engine.run()
-    script = engine.pool.script
-    assert sum(step[0] == "acquire" for step in script) >= 40
-    assert sum(step[7] for step in script if step[0] == "acquire") > 0, "a replay without hits proves nothing"
-
-    fresh = TieredPool(POLICIES.load("lru"), 12)
-    leases: dict[int, TieredLease] = {}
-    for kind, *rest in script:
-        if kind == "add_node":
-            fresh.add_node(rest[0])
-        elif kind == "acquire":
-            name, nodes, want, now, session, most, hit, slots = rest
-            lease = fresh.acquire(nodes, want, now, session, most)
-            assert lease is not None and (lease.hit, lease.slots) == (hit, slots)
-            fresh.settle(lease, 0)
-            leases[name] = lease
-        elif kind == "extend":
-            assert fresh.extend(leases[rest[0]], rest[1]) == rest[2]
-            assert leases[rest[0]].slots == rest[3]
-        elif kind == "append":
-            fresh.append(leases[rest[0]], *rest[1:])
-        elif kind == "commit":
-            fresh.commit(leases[rest[0]], rest[1])
-            assert leases[rest[0]].slots == rest[2]
-        else:
-            fresh.release(leases[rest[0]], rest[1])
-    for ours, theirs in zip(fresh.device.state, engine.pool.device.state, strict=True):
-        assert (ours == theirs).all()
-    assert fresh.lost == engine.pool.lost > 0
