@@ -896,7 +896,8 @@ def main() -> None:
             for finding in findings:
                 place = finding.location
                 print(
-                    f"    {finding.code} {finding.severity} {place.row} {place.path}[{place.start}:{place.end}] "
+                    f"    {finding.code} {finding.severity} {place.row} "
+                    f"{place.path}[{place.start}:{place.end}] "
                     f"{finding.slot!r} {finding.examples[:2]!r} lost {finding.lost_tokens}"
                 )
             row = mine[0].location.row - 1 if mine else min(planted.places, default=0)
@@ -926,7 +927,8 @@ def main() -> None:
     false_all = sum(score.false for score in scores.values())
     print(
         f"all: recall {exact_all / max(planted_all, 1):.3f}, "
-        f"precision {found_all / max(found_all + false_all, 1):.3f}, {seconds / max(size / 1e6, 1e-9):.2f} s per MB"
+        f"precision {found_all / max(found_all + false_all, 1):.3f}, "
+        f"{seconds / max(size / 1e6, 1e-9):.2f} s per MB"
     )
 
 
