@@ -11,7 +11,8 @@ from kvtool.cache.index import BlockIndex
 from kvtool.cache.policies import POLICIES
 from kvtool.cache.tiers import Tier, TieredPool
 from kvtool.engine.compute.arena import Arena, block_bytes
-from kvtool.engine.compute.model import Model, load_model
+from kvtool.engine.compute.load import load_model
+from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.runner import Runner
 from kvtool.engine.serving.config import ServeConfig
 from kvtool.engine.serving.runtime import Observer, Runtime

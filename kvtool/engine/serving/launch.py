@@ -17,6 +17,9 @@ from kvtool.errors import KvtoolError
 
 log = logging.getLogger("kvtool.serve")
 
+KEEP_ALIVE = 75
+"""Seconds that an idle connection stays open: longer than clients keep theirs, or they meet a closed one."""
+
 Ready = Callable[[str, Engine], None]
 """Told the server's address once it answers."""
 
@@ -66,6 +69,7 @@ class Server(uvicorn.Server):  # type: ignore[misc]
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=max(int(config.drain), 1),
             )
         )

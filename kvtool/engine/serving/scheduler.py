@@ -133,6 +133,8 @@ class Scheduler:
     def _admit(self) -> None:
         self.pins.expire(self._clock())
         self.index.trim(node for request in [*self.waiting, *self.running] for node in request.nodes)
+        if not self.waiting:
+            return
         coming = set(self.loads.nodes())
         for running in self.running:
             assert running.lease is not None
