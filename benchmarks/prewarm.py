@@ -24,11 +24,12 @@ import transformers
 from kvtool import embedded
 from kvtool.analysis.build import build_workload
 from kvtool.analysis.plan import Plan, PlanConfig, make_plan
-from kvtool.engine.compute.model import Model, load_model
+from kvtool.engine.compute.load import load_model
+from kvtool.engine.compute.model import Model
 from kvtool.engine.prewarm import PrewarmConfig, PrewarmResult, prewarm
 from kvtool.engine.schedule import cut_pieces
-from kvtool.engine.storage.codec import block_bytes, load_codec
-from kvtool.engine.storage.codecs import CODECS
+from kvtool.engine.storage.codec import block_bytes
+from kvtool.engine.storage.codecs import CODECS, load_codec
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.shards import open_shards
 from kvtool.logs.reader import open_log

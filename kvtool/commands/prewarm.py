@@ -88,10 +88,11 @@ def run(config: Config) -> "Report":
 
     require_engine("prewarm")
     from kvtool.analysis.plan import PlanConfig, make_plan
-    from kvtool.engine.compute.model import load_model
+    from kvtool.engine.compute.load import load_model
     from kvtool.engine.prewarm import PrewarmConfig, prewarm
     from kvtool.engine.prewarm_report import plan_json, plan_report, run_json, run_report
-    from kvtool.engine.storage.codec import block_bytes, load_codec
+    from kvtool.engine.storage.codec import block_bytes
+    from kvtool.engine.storage.codecs import load_codec
     from kvtool.engine.storage.identity import Identity
     from kvtool.progress import counted
 
@@ -125,9 +126,23 @@ def run(config: Config) -> "Report":
         started = perf_counter()
         with counted("tokens", len(plan) * plan.block_size) as done:
             result = prewarm(plan, model, config.out, PrewarmConfig(config.codec), done)
+        data["reuse_model"] = write_model(workload, config.out)
         report = run_report({**data, **run_json(result, perf_counter() - started)})
     report.notes[:0] = notes
     return report
+
+
+def write_model(workload: "Workload", out: Path) -> int | None:
+    """Learn how soon blocks are used again, for `serve --policy fitted`: classes, None if the log is too
+    small for that; then what an earlier run wrote stays."""
+    from kvtool.analysis.learned import learn
+    from kvtool.engine.storage.reuse import write_reuse
+
+    model = learn(workload)
+    if model is None:
+        return None
+    write_reuse(out, model)
+    return len(model.hazards)
 
 
 def load_workload(config: Config, model: "Model", notes: list[str]) -> "Workload":

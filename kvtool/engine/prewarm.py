@@ -18,7 +18,8 @@ from kvtool.engine.compute.arena import Arena
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.runner import Chunk, Runner
 from kvtool.engine.schedule import Batch, Piece, batches, chunking, cut_pieces
-from kvtool.engine.storage.codec import Codec, block_parts, encode_block, load_codec
+from kvtool.engine.storage.codec import Codec, block_parts, encode_block
+from kvtool.engine.storage.codecs import load_codec
 from kvtool.engine.storage.files import exclusive
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.index import BlockRow, block_checksum, index_to_bytes

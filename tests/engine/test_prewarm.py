@@ -15,11 +15,13 @@ from kvtool.analysis.build import build_workload
 from kvtool.analysis.plan import Plan, PlanConfig, make_plan
 from kvtool.engine import prewarm as prewarm_module
 from kvtool.engine.compute.arena import Arena
-from kvtool.engine.compute.model import Model, load_model
+from kvtool.engine.compute.load import load_model
+from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.runner import Chunk, Runner
 from kvtool.engine.prewarm import PrewarmConfig, PrewarmResult, prewarm
 from kvtool.engine.schedule import cut_pieces
-from kvtool.engine.storage.codec import block_bytes, encode_block, load_codec
+from kvtool.engine.storage.codec import block_bytes, encode_block
+from kvtool.engine.storage.codecs import load_codec
 from kvtool.engine.storage.files import exclusive
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.manifest import read_manifest

@@ -7,15 +7,12 @@ the model's dtype. Device blocks that stay quantized would be another arena with
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.reads import Keys
-
-if TYPE_CHECKING:
-    from kvtool.engine.compute.model import Model
 
 Block = list[tuple[Tensor, Tensor]]
 """One block: per layer (key [block_size, kv_heads, key_dim], value [block_size, kv_heads, value_dim])."""
@@ -27,7 +24,7 @@ Blocks = list[tuple[Tensor, Tensor]]
 class Arena:
     """KV tensors of `slots` blocks for one model. Contents of a slot are undefined until written."""
 
-    def __init__(self, model: "Model", slots: int, block_size: int, device: str | None = None) -> None:
+    def __init__(self, model: Model, slots: int, block_size: int, device: str | None = None) -> None:
         """`device` defaults to the model's; a host tier's arena says "cpu"."""
         self.slots = slots
         self.block_size = block_size
@@ -95,7 +92,7 @@ class Arena:
         return torch.index_select(tensor, 0, slots, out=self._scratch[number][:size].view(shape))
 
 
-def block_bytes(model: "Model", block_size: int) -> int:
+def block_bytes(model: Model, block_size: int) -> int:
     """Bytes that one block of the model takes in an arena."""
     elements = sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in model.config.layers)
     return elements * block_size * model.dtype.itemsize

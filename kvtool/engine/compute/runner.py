@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,10 +10,8 @@ from torch import Tensor
 from kvtool.blocks import TokenIds
 from kvtool.engine.compute.arena import Arena
 from kvtool.engine.compute.attention import PagedStep
+from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.reads import ReadPlan, Span
-
-if TYPE_CHECKING:
-    from kvtool.engine.compute.model import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class Chunk:
 class Runner:
     """Runs a model over its arena. Not thread-safe: one step at a time."""
 
-    def __init__(self, model: "Model", arena: Arena) -> None:
+    def __init__(self, model: Model, arena: Arena) -> None:
         self.model = model
         self.arena = arena
         self._windows = tuple(layer.window for layer in model.config.layers)

@@ -1,25 +1,21 @@
 """A model proves itself at load: what the paged path computes must be what plain transformers computes."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from kvtool.engine.compute.arena import Arena
 from kvtool.engine.compute.attention import NAME
+from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.runner import Chunk, Runner
 from kvtool.errors import KvtoolError
-
-if TYPE_CHECKING:
-    from kvtool.engine.compute.model import Model
 
 TOKENS, CUT, BLOCK = 24, 13, 8
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.1}
 """Greatest relative error (L2 over all logits) that is still rounding."""
 
 
-def selfcheck(model: "Model", plain: Tensor) -> None:
+def selfcheck(model: Model, plain: Tensor) -> None:
     """Compare with `plain`, the model's own `plain_logits`, computed before it was made paged.
 
     A KvtoolError where the model cannot be cut into chunks that build on stored blocks.

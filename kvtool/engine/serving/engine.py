@@ -6,9 +6,11 @@ import shutil
 import time
 from dataclasses import dataclass
 
+from kvtool.analysis.learned import FEWEST_REQUESTS
 from kvtool.blocks import DEFAULT_BLOCK_SIZE, BlockHash, namespace
 from kvtool.cache.index import BlockIndex
-from kvtool.cache.policies import POLICIES
+from kvtool.cache.policies import POLICIES, fitted
+from kvtool.cache.policy import Policy
 from kvtool.cache.tiers import Tier, TieredPool
 from kvtool.engine.compute.arena import Arena, block_bytes
 from kvtool.engine.compute.load import load_model
@@ -18,6 +20,7 @@ from kvtool.engine.serving.config import ServeConfig
 from kvtool.engine.serving.runtime import Observer, Runtime
 from kvtool.engine.serving.scheduler import Limits, Scheduler
 from kvtool.engine.storage.identity import Identity
+from kvtool.engine.storage.reuse import REUSE, read_reuse
 from kvtool.engine.storage.shards import ShardSet, open_shards
 from kvtool.engine.storage.store import BlockStore
 from kvtool.engine.storage.writeback import WriteBack
@@ -83,7 +86,6 @@ class Engine:
 
 def build_engine(config: ServeConfig, observer: Observer) -> Engine:
     """Load everything and start the scheduler. KvtoolError when parts do not fit together."""
-    policy = POLICIES.load(config.policy)
     normalizer = Normalizer.load(config.normalizer) if config.normalizer else None
     shards = open_shards(config.shards) if config.shards else None
     spec = config.model or _model_of(shards)
@@ -93,6 +95,7 @@ def build_engine(config: ServeConfig, observer: Observer) -> Engine:
     block_size = config.block_size or DEFAULT_BLOCK_SIZE
     if shards is not None:
         block_size = _agree(shards, model, config)
+    policy = load_policy(config, block_size)
     identity = Identity.of_model(model, block_size)
     size = block_bytes(model, block_size)
     tiers = plan_tiers(config, model, size)
@@ -127,6 +130,22 @@ def build_engine(config: ServeConfig, observer: Observer) -> Engine:
     return Engine(
         config, model_id, model, identity, tiers, size, shards, index, scheduler, store, runtime, normalizer
     )
+
+
+def load_policy(config: ServeConfig, block_size: int) -> Policy:
+    """The eviction policy; `fitted` ranks by the reuse model that lies beside the shards, if there is one."""
+    if config.policy != fitted.POLICY.name:
+        return POLICIES.load(config.policy)
+    model = read_reuse(config.shards) if config.shards is not None else None
+    if model is None:
+        log.warning(
+            "--policy fitted: no %s beside shards, ranking as cost does; kvtool prewarm writes it from a log "
+            "with times and %d requests",
+            REUSE,
+            FEWEST_REQUESTS,
+        )
+        return fitted.POLICY
+    return fitted.by_table(model.table, block_size)
 
 
 def plan_tiers(config: ServeConfig, model: Model, block: int) -> Tiers:

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kvtool.engine.storage.codecs import CODECS
 from kvtool.engine.storage.layout import DTYPES, ITEM_BYTES, BlockShape, LayerGroup, Part
 from kvtool.errors import KvtoolError
 
@@ -55,16 +54,6 @@ class Codec(Protocol):
     def decode(self, parts: Mapping[str, Tensor], first: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Keys and values in `dtype`, shaped as they went in."""
         ...
-
-
-def load_codec(config: Mapping[str, Any]) -> Codec:
-    """The codec that a JSON config describes. Unknown names and fields are errors that say so."""
-    fields = dict(config)
-    made: type[Codec] = CODECS.load(str(fields.pop("codec", None)))
-    try:
-        return made(**fields)
-    except TypeError as error:
-        raise KvtoolError(f"codec {config['codec']}: {error}", "it was written by another kvtool") from error
 
 
 def block_parts(codec: Codec, shape: BlockShape, first: bool) -> list[Part]:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvtool.blocks import BlockHash
-from kvtool.engine.storage.codec import block_parts, load_codec
+from kvtool.engine.storage.codec import block_parts
+from kvtool.engine.storage.codecs import load_codec
 from kvtool.engine.storage.files import exclusive, leftovers
 from kvtool.engine.storage.index import BlockRow, index_to_bytes
 from kvtool.engine.storage.manifest import MANIFEST, Manifest, commit, read_manifest, shard_name

@@ -10,7 +10,8 @@ import torch
 import transformers
 
 from kvtool.engine.compute.arena import Arena
-from kvtool.engine.compute.model import Model, load_model
+from kvtool.engine.compute.load import load_model
+from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.runner import Chunk, Runner
 
 VOCAB = 199

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from kvtool.engine.compute import fingerprint
-from kvtool.engine.compute.model import load_model
+from kvtool.engine.compute.load import load_model
 from kvtool.errors import KvtoolError
 
 SHAPE = {

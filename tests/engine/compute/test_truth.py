@@ -6,7 +6,7 @@ import torch
 
 from kvtool.blocks import reusable_blocks
 from kvtool.engine.compute import attention
-from kvtool.engine.compute.model import load_model
+from kvtool.engine.compute.load import load_model
 from kvtool.engine.compute.runner import Chunk
 
 BLOCK = 16

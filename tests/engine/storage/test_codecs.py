@@ -22,9 +22,8 @@ from kvtool.engine.storage.codec import (
     block_parts,
     decode_block,
     encode_block,
-    load_codec,
 )
-from kvtool.engine.storage.codecs import CODECS
+from kvtool.engine.storage.codecs import CODECS, load_codec
 from kvtool.engine.storage.codecs.int8 import Int8
 from kvtool.engine.storage.codecs.raw import Raw
 from kvtool.engine.storage.layout import DTYPES, BlockShape
