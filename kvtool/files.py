@@ -1,9 +1,11 @@
 """Files that are either whole or absent: written under a temporary name, synced, then renamed."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from kvtool.errors import KvtoolError
 
 
 @contextmanager
@@ -37,3 +39,17 @@ def write_whole(path: Path, data: bytes | str, mode: int = 0o644) -> None:
     """Write `data` to `path` atomically and durably."""
     with whole(path, mode) as temporary:
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def refuse_inputs(inputs: Iterable[str | Path], *targets: Path | None) -> None:
+    """KvtoolError where a file that is about to be written is one that is read, also through a link."""
+    for target in targets:
+        if target is None:
+            continue
+        for path in map(Path, inputs):
+            if target.resolve() == path.resolve() or (
+                target.exists() and path.exists() and target.samefile(path)
+            ):
+                raise KvtoolError(
+                    f"{target} is an input", "kvtool never writes over its input; name another file"
+                )

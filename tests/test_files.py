@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtool.files import whole, write_whole
+from kvtool.errors import KvtoolError
+from kvtool.files import refuse_inputs, whole, write_whole
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -24,3 +25,14 @@ def test_a_clean_write_replaces_and_sets_the_mode(tmp_path: Path) -> None:
     assert target.read_bytes() == b"new"
     assert target.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["key.bin"]
+
+
+def test_an_input_is_never_a_target_also_not_through_links(tmp_path: Path) -> None:
+    log, other = tmp_path / "log", tmp_path / "other"
+    log.write_text("rows")
+    (tmp_path / "soft").symlink_to(log)
+    (tmp_path / "hard").hardlink_to(log)
+    for target in (log, tmp_path / "soft", tmp_path / "hard", tmp_path / "." / "log"):
+        with pytest.raises(KvtoolError, match="is an input"):
+            refuse_inputs([str(other), log], None, target)
+    refuse_inputs(["-", log, tmp_path / "missing"], None, other)

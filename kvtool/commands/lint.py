@@ -104,15 +104,18 @@ def _codes(key: str, value: Any) -> Any:
 
 def run(config: Config) -> int:
     """Lint, report, exit code."""
+    from kvtool.files import refuse_inputs
     from kvtool.lint.baseline import load_baseline, save_baseline
     from kvtool.lint.run import lint, report
-    from kvtool.lint.settings import check_codes, nearest_settings
+    from kvtool.lint.settings import check_codes, check_fail_on, nearest_settings
     from kvtool.renderers import RENDERERS
     from kvtool.tokens import load_encoder
 
     settings = nearest_settings(Path.cwd())
     for option in ("select", "extend_select", "ignore"):
         check_codes(getattr(config, option), f"--{option.replace('_', '-')}")
+    check_fail_on(config.fail_on, "--fail-on")
+    refuse_inputs(config.paths, config.output_file, config.write_baseline)
     lint_config = _merged(config, settings)
     path = config.baseline or (Path(settings["baseline"]) if "baseline" in settings else None)
     baseline = load_baseline(path) if path is not None and config.write_baseline is None else None

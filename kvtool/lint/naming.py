@@ -9,6 +9,7 @@ from kvtool.lint.repair import Repair
 from kvtool.lint.restamped import restamped_slots
 from kvtool.lint.rule import Candidate, CorpusRule, Rule, SlotRule
 from kvtool.lint.rules import RULES
+from kvtool.prompts.slots import Slot, inner_slots
 from kvtool.prompts.turns import Change, Step
 
 FIRST, LAST = ("KV401", "KV402"), "KV100"
@@ -34,10 +35,8 @@ def candidates(corpus: Corpus, rules: Iterable[Rule] | None = None) -> list[Cand
 def _named(corpus: Corpus, rules: list[Rule]) -> Iterator[Candidate]:
     slot_rules = [rule for rule in rules if isinstance(rule, SlotRule)]
     for slot in [*corpus.slots, *corpus.openings]:
-        for named in slot_rules:
-            if named.claims(slot, corpus):
-                yield slot_candidate(named, slot, corpus)
-                break
+        for named, part in _claims(slot, slot_rules, corpus):
+            yield slot_candidate(named, part, corpus)
     explained: set[tuple[Step, Change]] = set()
     opened = {slot.agent for slot in corpus.openings}
     forms = [rule for rule in rules if isinstance(rule, HistoryRule) and rule.rank <= FORM_RANK]
@@ -48,7 +47,7 @@ def _named(corpus: Corpus, rules: list[Rule]) -> Iterator[Candidate]:
         if any(rule.claims_change(change, step, corpus) for step, change in causes for rule in forms):
             continue
         for named in slot_rules:
-            if named.code.startswith(VALUE_RULES) and named.code != LAST and named.claims(stamp, corpus):
+            if _knows_values(named) and named.claims(stamp, corpus):
                 explained |= causes
                 yield slot_candidate(named, stamp, corpus)
                 break
@@ -56,6 +55,25 @@ def _named(corpus: Corpus, rules: list[Rule]) -> Iterator[Candidate]:
         if isinstance(rule, CorpusRule):
             yield from rule.candidates(corpus)
     yield from _broken_histories(corpus, rules, explained)
+
+
+def _claims(slot: Slot, rules: list[SlotRule], corpus: Corpus) -> list[tuple[SlotRule, Slot]]:
+    """The rule that claims `slot`; rules for what varies in it where only some requests have its text."""
+    named = next((rule for rule in rules if rule.claims(slot, corpus)), None)
+    if named is None or named.code in FIRST or _knows_values(named):
+        return [] if named is None else [(named, slot)]
+    parts = inner_slots(slot)
+    values = [rule for rule in rules if _knows_values(rule)]
+    inner = [
+        (rule, part)
+        for part in parts
+        if (rule := next((rule for rule in values if rule.claims(part, corpus)), None)) is not None
+    ]
+    return inner if inner and len(inner) == len(parts) else [(named, slot)]
+
+
+def _knows_values(rule: Rule) -> bool:
+    return rule.code.startswith(VALUE_RULES) and rule.code != LAST
 
 
 def step_opens(corpus: Corpus, step: Step, change: Change) -> bool:

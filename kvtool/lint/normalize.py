@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kvtool.errors import KvtoolError
+from kvtool.files import refuse_inputs
 from kvtool.lint.check import Priced, edits_of, examine
 from kvtool.lint.corpus import arrival_order, readable
 from kvtool.lint.price import replayed
@@ -43,7 +44,7 @@ def normalize(
     The rate afterwards is that of the written file, read again. Raises KvtoolError before anything is
     written where an output is an input. Holds the whole log in memory.
     """
-    refuse_inputs(log, output, rules_out)
+    refuse_targets(log, output, rules_out)
     rows: list[Row] = []
     for number, row in enumerate(log.rows(), start=1):
         rows.append(row)
@@ -65,17 +66,13 @@ def normalize(
     return _report(log, priced, normalizer, written, (before, after), len(rows), notes)
 
 
-def refuse_inputs(log: Log, output: Path, rules_out: Path | None) -> None:
+def refuse_targets(log: Log, output: Path, rules_out: Path | None) -> None:
     """KvtoolError where a target is one of the log's files, or both targets are the same."""
     targets = [target for target in (output, rules_out) if target is not None]
+    inputs = [source.container.input.file for source in log.sources]
+    refuse_inputs(inputs, *targets)
     for target in targets:
-        for file in map(Path, log.files):
-            if target.resolve() == file.resolve() or (
-                target.exists() and file.exists() and target.samefile(file)
-            ):
-                raise KvtoolError(
-                    f"{target} is an input", "normalize never writes over its input; name another file"
-                )
+        for file in map(Path, inputs):
             if len(log.files) > 1 and (target / file.name).resolve() == file.resolve():
                 raise KvtoolError(f"{target} holds the input {file.name}", "name another folder")
     if len(targets) == 2 and targets[0].resolve() == targets[1].resolve():

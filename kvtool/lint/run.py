@@ -14,7 +14,7 @@ from kvtool.lint.ignores import without_ignored
 from kvtool.lint.price import replayed
 from kvtool.lint.redact import redacted
 from kvtool.lint.rules import RULES
-from kvtool.lint.settings import selected
+from kvtool.lint.settings import SEVERITIES, selected
 from kvtool.lint.static.files import JINJA, PYTHON, SUFFIXES, TEXT, check_file
 from kvtool.logs.reader import open_log
 from kvtool.logs.sources import LOG_SUFFIXES
@@ -22,7 +22,6 @@ from kvtool.report import Finding, Report
 from kvtool.tokens import PromptEncoder
 
 SKIPPED_FOLDERS = {"node_modules", "__pycache__", "venv", "site-packages", "build", "dist"}
-SEVERITIES = {"info": 0, "warning": 1, "error": 2}
 
 
 @dataclass(frozen=True)
@@ -95,8 +94,8 @@ def sort_paths(paths: Sequence[str], config: LintConfig) -> tuple[list[str], lis
     templates: list[Path] = []
     for name in paths:
         path = Path(name)
-        if name == "-" or not path.exists():
-            logs.append(name)  # stdin, a glob, or open_log's error
+        if name == "-" or not (path.is_file() or path.is_dir()):
+            logs.append(name)  # stdin, a pipe, a glob, or open_log's error
             continue
         files = [path] if path.is_file() else sorted(one for one in path.rglob("*") if _wanted(one, path))
         for file in files:
@@ -147,10 +146,10 @@ def _failures(result: LintResult, config: LintConfig, baseline: Baseline | None)
 
 
 def stops(finding: Finding, fail_on: str) -> bool:
-    """Whether `fail_on` names this finding: by its severity or a worse one, or by a prefix of its code."""
+    """Whether `fail_on` names this finding: by its severity or a worse one, its name, or a code prefix."""
     if fail_on in SEVERITIES:
         return SEVERITIES[finding.severity] >= SEVERITIES[fail_on]
-    return finding.code.startswith(fail_on)
+    return fail_on in ("ALL", finding.name) or finding.code.startswith(fail_on)
 
 
 def report(result: LintResult) -> Report:

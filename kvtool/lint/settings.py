@@ -23,6 +23,7 @@ KEYS: dict[str, type | tuple[type, ...]] = {
     "chat-template": str,
     "show-values": bool,
 }
+SEVERITIES = {"info": 0, "warning": 1, "error": 2}
 
 
 def nearest_settings(start: Path) -> dict[str, Any]:
@@ -61,6 +62,8 @@ def _checked(table: dict[str, Any], path: Path) -> dict[str, Any]:
             raise KvtoolError(f"{path}: {key} has the wrong type")
         if key in ("select", "ignore", "extend-select"):
             check_codes(value, f"{path}: {key}")
+        if key == "fail-on":
+            check_fail_on(value, f"{path}: {key}")
     settings = {key.replace("-", "_"): value for key, value in table.items()}
     if "baseline" in settings:
         settings["baseline"] = str(path.parent / settings["baseline"])
@@ -81,6 +84,12 @@ def check_codes(wanted: Any, where: str) -> None:
             one == "ALL" or one in codes.values() or any(code.startswith(one) for code in codes if one)
         ):
             raise KvtoolError(f"{where}: no rule {one!r}", "see kvtool lint --list-rules")
+
+
+def check_fail_on(wanted: str | None, where: str) -> None:
+    """KvtoolError for what could never stop a run: neither a severity nor a rule."""
+    if wanted is not None and wanted not in SEVERITIES:
+        check_codes([wanted], where)
 
 
 def selected(code: str, select: Sequence[str], extend: Sequence[str], ignore: Sequence[str]) -> bool:

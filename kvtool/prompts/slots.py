@@ -180,6 +180,30 @@ def find_slots(agent: int, strings: Strings) -> list[Slot]:
     return slots
 
 
+def inner_slots(slot: Slot) -> list[Slot]:
+    """The slots inside a text that some requests have and others lack, such as a line with a clock."""
+    present = {index: place for index, place in slot.places.items() if place.value.strip()}
+    values = list(dict.fromkeys(place.value for place in present.values()))
+    if len(present) == len(slot.places) or len(values) < 2:
+        return []
+    inner = widened(align(values), values)
+    if len(inner.literals) < 2:
+        return []
+    outer = slot.skeleton.literals
+    first, *between, last = inner.literals
+    own = (slot.before + first, *between, last + slot.after)
+    skeleton = Skeleton((*outer[: slot.number], *own, *outer[slot.number + 2 :]))
+    found = [
+        Slot(slot.agent, slot.key, slot.role, slot.number + number, skeleton, before, after)
+        for number, (before, after) in enumerate(pairwise(own))
+    ]
+    for index, place in present.items():
+        for part, (start, end) in zip(found, inner.gaps(place.value) or (), strict=False):
+            value = place.value[start:end]
+            part.places[index] = Place(place.path, place.start + start, place.start + end, value)
+    return found
+
+
 def widened(skeleton: Skeleton, variants: Sequence[str]) -> Skeleton:
     """`skeleton` with each gap grown to the whole value, and gaps that meet joined."""
     fitting = [(text, gaps) for text in variants if (gaps := skeleton.gaps(text)) is not None]

@@ -64,7 +64,17 @@ def test_gates(chat):
     assert kvtool(*options, "--min-hit-rate", "7").exit_code == 2
     assert kvtool(*options, "--fail-on", "KV101").exit_code == 1
     assert kvtool(*options, "--fail-on", "KV2").exit_code == 0
+    assert kvtool(*options, "--fail-on", "clock-time").exit_code == 1
+    assert kvtool(*options, "--fail-on", "KV999").exit_code == 2, "a gate that can never close is a mistake"
     assert kvtool(*options, "--fail-on", "error").exit_code == 1
+
+
+def test_the_log_is_never_written_over(chat):
+    before = chat.read_bytes()
+    result = kvtool(chat, "--tokenizer", "bytes", "-o", chat)
+    assert result.exit_code == 2
+    assert "is an input" in result.stderr
+    assert chat.read_bytes() == before
 
 
 def test_a_block_hash_trace_against_an_independent_count(tmp_path):

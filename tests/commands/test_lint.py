@@ -42,6 +42,8 @@ def test_findings_are_exit_1_and_clean_is_0(folder: Path) -> None:
     assert lint("prompt.j2", "--exit-zero").exit_code == 0
     assert lint("prompt.j2", "--fail-on", "error").exit_code == 0
     assert lint("prompt.j2", "--fail-on", "KV1").exit_code == 1
+    assert lint("prompt.j2", "--fail-on", "clock-time").exit_code == 1
+    assert lint("prompt.j2", "--fail-on", "tool-order").exit_code == 0
     (folder / "clean.txt").write_text(f"{RULES}\nToday is {{date}}.")
     clean = lint("clean.txt")
     assert (clean.exit_code, clean.stdout.splitlines()[0]) == (0, "0 findings in 0 logs and 1 templates")
@@ -54,6 +56,9 @@ def test_findings_are_exit_1_and_clean_is_0(folder: Path) -> None:
         (["prompt.j2", "--select", "KV9"], "no rule 'KV9'"),
         (["prompt.j2", "--baseline", "none.json"], "none.json"),
         (["--explain", "KV999"], "no rule 'KV999'"),
+        (["prompt.j2", "--fail-on", "erorr"], "--fail-on: no rule 'erorr'"),
+        (["prompt.j2", "--output-file", "prompt.j2"], "prompt.j2 is an input"),
+        (["prompt.j2", "--write-baseline", "prompt.j2"], "prompt.j2 is an input"),
     ],
 )
 def test_bad_input_is_exit_2_in_one_line(arguments: list[str], message: str) -> None:
@@ -83,7 +88,7 @@ def test_settings_come_from_the_nearest_file_and_unknown_ones_are_errors(folder:
     (folder / "kvtool.toml").unlink()
     (folder / "pyproject.toml").write_text('[tool.kvtool]\ntokenizer = "bytes"\nselect = ["KV1"]\n')
     assert codes(LOG) == ["KV101"]
-    for line in ('colour = "red"', 'ignore = ["KV9"]', 'ignore = "KV101"'):
+    for line in ('colour = "red"', 'ignore = ["KV9"]', 'ignore = "KV101"', 'fail-on = "erorr"'):
         (folder / "kvtool.toml").write_text(line)
         result = lint("prompt.j2")
         assert result.exit_code == 2

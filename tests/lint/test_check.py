@@ -130,3 +130,21 @@ def test_normalizing_twice_is_normalizing_once(
     once = normalized_requests(requests, Normalizer(edits))
     assert normalized_requests(once, Normalizer(edits)) == once
     assert all_edits(examine(once, encoder, BLOCK_SIZE)) == []
+
+
+def test_a_clock_in_half_of_the_sessions_is_a_clock(
+    rows: list[dict[str, Any]], read: Read, encoder: PromptEncoder
+) -> None:
+    planted = with_clock(rows, "The wall clock of the office shows {} right now.\n")
+    mixed = [
+        clocked if int(row["session_id"][1:]) % 2 else row for row, clocked in zip(rows, planted, strict=True)
+    ]
+    (finding,) = find(read(mixed), encoder, BLOCK_SIZE)
+    assert finding.code == "KV101"
+    first = next(number for number, row in enumerate(mixed) if row is not rows[number])
+    assert finding.location.row == first + 1
+    text = mixed[first]["messages"][0]["content"]
+    said = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(mixed[first]["timestamp"]))
+    assert text[finding.location.start : finding.location.end] == said
+    assert finding.hit_rate_if_fixed == pytest.approx(rate(read(rows), encoder), abs=0.002)
+    assert normalized(read(mixed), encoder, BLOCK_SIZE) > 0.9 * finding.hit_rate_if_fixed
