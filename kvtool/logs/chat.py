@@ -98,7 +98,7 @@ def chat_messages(messages: Any, where: str, paths: dict[str, str]) -> list[Mess
     if not isinstance(messages, list):
         raise BadRow(f"{where} is not a list")
     if not messages:
-        raise BadRow(f"{where} is empty")
+        raise BadRow(f"{where or 'the row'} is empty")
     return [_message(message, index, where, paths) for index, message in enumerate(messages)]
 
 

@@ -215,7 +215,9 @@ def _containers(paths: Sequence[str]) -> Iterator[Container]:
 
 def _unreadable(path: str, head: Sequence[Any], mapping: Mapping[str, str]) -> KvtoolError:
     if not head:
-        return KvtoolError(f"{path}: no row can be decoded", "is it a log, whole, and not encrypted?")
+        return KvtoolError(
+            f"{path}: no row can be decoded", "is it a log, whole, not empty and not encrypted?"
+        )
     if mapping:
         return KvtoolError(f"{path}: nothing at the mapped path", explain(head))
     return KvtoolError(f"{path}: no known log format", explain(head))

@@ -50,10 +50,10 @@ def expand(paths: Sequence[str]) -> list[str]:
     """
     files: dict[str, None] = {}
     for path in paths:
-        if path == STDIN or Path(path).is_file():
-            files[path] = None
-        elif Path(path).is_dir():
+        if Path(path).is_dir():
             files.update((str(file), None) for file in sorted(Path(path).rglob("*")) if _is_log(file))
+        elif path == STDIN or Path(path).exists():
+            files[path] = None
         elif matched := sorted(glob.glob(path, recursive=True)):  # noqa: PTH207
             files.update((name, None) for name in matched if Path(name).is_file())
         else:
@@ -75,7 +75,7 @@ def inner_suffix(path: str) -> str:
 
 
 class Input:
-    """One file of a log, or one member of a zip. It can be opened more than once: stdin is kept for that."""
+    """One file of a log, or one member of a zip. It opens more than once: stdin and pipes are kept for it."""
 
     def __init__(self, file: str, member: str | None = None) -> None:
         self.file = file
@@ -87,16 +87,19 @@ class Input:
 
     def open(self) -> IO[bytes]:
         """The decompressed bytes, from the start. Cut or corrupt data raises one of DAMAGED while read."""
-        if self.file == STDIN and self._spooled is None:
-            self._spool(sys.stdin.buffer)
         try:
+            if self._spooled is None and self.file == STDIN:
+                self._spool(sys.stdin.buffer)
+            elif self._spooled is None and not Path(self.file).is_file():
+                with Path(self.file).open("rb") as pipe:
+                    self._spool(pipe)
             raw = (self._spooled or Path(self.file)).open("rb")
+            magic = raw.read(4)
+            raw.seek(0)
         except OSError as error:
             raise KvtoolError(f"{self.path}: {error.strerror}") from error
         if self.member is not None and self._spooled is None:
             return _open_member(raw, self.member)
-        magic = raw.read(4)
-        raw.seek(0)
         if magic.startswith(GZIP):
             self.compression = "gz"
             return io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 20)  # type: ignore[arg-type]
@@ -170,7 +173,9 @@ def zip_members(path: str) -> list[str]:
 
 
 def is_zip(path: str) -> bool:
-    """Whether a file begins like a zip."""
+    """Whether a file begins like a zip. A pipe is none: reading would take its first bytes away."""
+    if not Path(path).is_file():
+        return False
     try:
         with Path(path).open("rb") as stream:
             return stream.read(4) == ZIP

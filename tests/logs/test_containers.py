@@ -3,7 +3,9 @@
 import gzip
 import io
 import json
+import os
 import sys
+import threading
 import zipfile
 
 import pyarrow as pa
@@ -116,6 +118,21 @@ def test_stdin(monkeypatch):
     log = open_log(["-"])
     assert [(r.arrival, r.messages, r.tools) for r in log] == EXPECTED
     assert log.files == ["-"]
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_a_pipe_is_read_once_and_whole(tmp_path, compress):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(compress(LINES),))
+    writer.start()
+    assert len(list(open_log([str(pipe)]))) == len(ROWS)
+    writer.join()
+
+
+def test_a_file_that_cannot_be_read_is_named():
+    with pytest.raises(KvtoolError, match="/proc/self/mem"):
+        open_log(["/proc/self/mem"])
 
 
 def test_elements_longer_than_a_chunk(tmp_path):
