@@ -63,7 +63,7 @@ def _checked(table: dict[str, Any], path: Path) -> dict[str, Any]:
         if key in ("select", "ignore", "extend-select"):
             check_codes(value, f"{path}: {key}")
         if key == "fail-on":
-            check_fail_on(value, f"{path}: {key}")
+            check_fail_on(str(value), f"{path}: {key}")
     settings = {key.replace("-", "_"): value for key, value in table.items()}
     if "baseline" in settings:
         settings["baseline"] = str(path.parent / settings["baseline"])
