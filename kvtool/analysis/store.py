@@ -9,7 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from kvtool.analysis.hit_rates import HitRates
+from kvtool.analysis.learned import learn
 from kvtool.analysis.prefixes import Usage
+from kvtool.analysis.reuse_model import ReuseModel
 from kvtool.analysis.workload import META, Workload
 from kvtool.errors import KvtoolError
 from kvtool.files import whole
@@ -62,6 +64,13 @@ HOT_PREFIXES = pa.schema(
         ("preview", pa.string()),
     ]
 )
+REUSE_RULES = pa.schema(
+    [
+        ("class", pa.int64()),
+        ("when", pa.string()),
+        *((name, pa.float64()) for name in ("uses", "reused", "worth_at_first", "best_worth", "best_age")),
+    ]
+)
 ADVICE = pa.schema([("code", pa.string()), ("text", pa.string()), ("evidence", pa.string())])
 
 
@@ -73,11 +82,15 @@ def save_analysis(
     findings: Sequence[Finding],
     document: Mapping[str, Any],
 ) -> None:
-    """Write every table of an analysis; `document` is its JSON, from which the small tables are made."""
+    """Write every table of an analysis; `document` is its JSON, from which the small tables are made.
+
+    If the log supports a reuse model (see `learn`), its rules are a table and its JSON is in `meta`.
+    """
     import duckdb
 
+    model = learn(workload)
     tables = {
-        "meta": _meta(workload, document),
+        "meta": _meta(workload, document, model),
         "spaces": _spaces(workload),
         "requests": _requests(workload, rates),
         "nodes": _nodes(workload, usage),
@@ -88,6 +101,10 @@ def save_analysis(
         "hot_prefixes": _rows(document["hot_prefixes"], HOT_PREFIXES),
         "advice": _rows(
             [{**piece, "evidence": json.dumps(piece["evidence"])} for piece in document["advice"]], ADVICE
+        ),
+        "reuse_rules": _rows(
+            [{**rule, "when": json.dumps(rule["when"])} for rule in model.rules()] if model else [],
+            REUSE_RULES,
         ),
     }
     if not path.parent.is_dir():
@@ -182,7 +199,7 @@ def _rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_pylist([{name: row[name] for name in schema.names} for row in rows], schema)
 
 
-def _meta(workload: Workload, document: Mapping[str, Any]) -> pa.Table:
+def _meta(workload: Workload, document: Mapping[str, Any], model: ReuseModel | None) -> pa.Table:
     values = {
         "schema": SCHEMA,
         "block_size": str(workload.block_size),
@@ -191,6 +208,8 @@ def _meta(workload: Workload, document: Mapping[str, Any]) -> pa.Table:
         "encoder_fingerprint": workload.encoder_fingerprint,
         "document": json.dumps(document, ensure_ascii=False),
     }
+    if model is not None:
+        values["reuse_model"] = model.to_json()
     return pa.table({"key": list(values), "value": list(values.values())})
 
 
