@@ -22,6 +22,9 @@ from kvtool.templates import Rendered, Span, Template, load_template
 CACHED_CHARACTERS = 64_000_000
 """Text that the segment cache may hold before it starts anew (a few hundred MB with its tokens)."""
 
+ENTRY_CHARACTERS = 200
+"""An entry of the segment cache counts as so many characters more: short ones are mostly overhead."""
+
 
 class Tokenizer(Protocol):
     """`exact` is False when the ids only stand for a model's tokens (the byte fallback)."""
@@ -121,7 +124,7 @@ class FastTokenizer:
             new, self._backend.encode_batch(new, add_special_tokens=False), strict=True
         ):
             self._cache[segment] = _ids(encoding)
-            self._cached_characters += len(segment)
+            self._cached_characters += len(segment) + ENTRY_CHARACTERS
         cache = self._cache
         return [np.concatenate([cache[segment] for segment in segments]) for segments in cut]
 

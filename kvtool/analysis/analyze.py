@@ -27,6 +27,9 @@ SWEEP = (8, 16, 32, 64, 128, 256)
 HELD_TOKENS = 20_000_000
 """Prompt tokens whose requests are kept for lint, which reads text and replays edits: 1 or 2 GB with that."""
 
+REQUEST_TOKENS = 250
+"""A held request weighs so many tokens beyond its own: its objects, however short the prompt is."""
+
 PREVIEW = 160
 """Characters of a hot prefix that are shown, from its end: heads often look alike."""
 
@@ -221,7 +224,7 @@ class _Reader:
             self.builder.add(part, tokens)
             if tokens is not None and self.held_tokens < self.config.held_tokens:
                 self.held.extend(part)
-                self.held_tokens += sum(len(each) for each in tokens)
+                self.held_tokens += sum(len(each) + REQUEST_TOKENS for each in tokens)
 
     def read_trace(self, trace: TraceBatch) -> None:
         self.seen += len(trace)

@@ -90,9 +90,9 @@ def named(row: Any, keys: Iterable[str]) -> str | None:
     if not isinstance(row, dict):
         return None
     for key in keys:
-        value = text_or_none(row.get(key))
-        if value is not None:
-            return value
+        value = row.get(key)
+        if value is not None and (name := text_or_none(value)) is not None:
+            return name
     return None
 
 
