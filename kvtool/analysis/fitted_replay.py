@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtool.analysis.replay import pool_state, replay_part
+from kvtool.analysis.resident import Resident
 from kvtool.analysis.reuse_model import ReuseModel, fit
 from kvtool.analysis.waits import STUMP, waits_of
 from kvtool.analysis.workload import Workload
@@ -36,12 +37,15 @@ class FittedReplay:
             (at, fit(waits, float(times[at]))) for at in _moments(train or FIRST, workload.requests, learn)
         ]
 
-    def matched(self, capacity: int) -> NDArray[np.int64]:
-        """Matched blocks of each request, int64 [r], with a cache of `capacity` blocks."""
+    def matched(self, capacity: int, resident: Resident | None = None) -> NDArray[np.int64]:
+        """Matched blocks of each request, int64 [r], with a cache of `capacity` blocks.
+
+        resident: blocks that are there at the start.
+        """
         workload, clock = self.workload, self.workload.clock
         matched = np.empty(workload.requests, np.int64)
         policy = fitted.by_table(STUMP, workload.block_size, self.partial_ends)
-        state = pool_state(workload, policy, capacity)
+        state = pool_state(workload, policy, capacity, resident)
         done = 0
         for at, model in [*self.models, (workload.requests, None)]:
             replay_part(state, policy, workload, done, at, matched)

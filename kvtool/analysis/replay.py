@@ -11,6 +11,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
+from kvtool.analysis.resident import Resident
 from kvtool.analysis.workload import Workload
 from kvtool.cache import core
 from kvtool.cache.aging import conclude, observe
@@ -19,13 +20,20 @@ from kvtool.cache.policy import KEY_TYPE, Policy
 from kvtool.cache.pool import session_bit
 
 
-def replay(workload: Workload, policy: Policy, capacity: int, ttl: float | None = None) -> NDArray[np.int64]:
+def replay(
+    workload: Workload,
+    policy: Policy,
+    capacity: int,
+    ttl: float | None = None,
+    resident: Resident | None = None,
+) -> NDArray[np.int64]:
     """Matched blocks of each request, int64 [r], with a cache of `capacity` blocks under `policy`.
 
     ttl: seconds after its last touch from which a block is not served any more; its slot is refilled.
+    resident: blocks that are there at the start.
     """
     matched = np.empty(workload.requests, np.int64)
-    state = pool_state(workload, policy, capacity)
+    state = pool_state(workload, policy, capacity, resident)
     if policy.ages:
         replay_part(state, policy, workload, 0, workload.requests, matched)
         return matched
@@ -63,8 +71,12 @@ def replay_part(
     )
 
 
-def pool_state(workload: Workload, policy: Policy, capacity: int) -> core.State:
-    """An empty cache that knows every block of the workload."""
+def pool_state(
+    workload: Workload, policy: Policy, capacity: int, resident: Resident | None = None
+) -> core.State:
+    """A cache that knows every block of the workload and holds those that are `resident`, or none."""
+    if resident is not None:
+        return resident.state(capacity, policy.parameter_array())
     state = core.new_state(workload.distinct_blocks, capacity, policy.parameter_array())
     return state._replace(parent=np.array(workload.parent), depth=np.array(workload.depth))
 

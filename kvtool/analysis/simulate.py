@@ -5,6 +5,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvtool.analysis.belady import belady
 from kvtool.analysis.curve import LruCurve
 from kvtool.analysis.fitted_replay import FittedReplay
@@ -13,6 +16,7 @@ from kvtool.analysis.hit_rates import capped, matched_blocks
 from kvtool.analysis.memory import ModelShape, describe_memory, parse_capacity
 from kvtool.analysis.rates import Rates, rates_of
 from kvtool.analysis.replay import replay
+from kvtool.analysis.resident import Resident
 from kvtool.analysis.workload import Workload
 from kvtool.cache.policies import POLICIES
 from kvtool.errors import KvtoolError
@@ -52,12 +56,22 @@ class SimulateConfig:
 class Simulation:
     """One workload under many settings."""
 
-    def __init__(self, workload: Workload, config: SimulateConfig, shape: ModelShape | None = None) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        config: SimulateConfig,
+        shape: ModelShape | None = None,
+        resident: Resident | None = None,
+    ) -> None:
+        """resident: blocks with which every setting is simulated a second time, as a prewarmed start."""
+        if resident is not None and config.replicas > 1:
+            raise KvtoolError("a prewarmed start is simulated on one replica, without --replicas")
         if config.timed is not None and (config.replicas > 1 or config.ttl is not None):
             raise KvtoolError("overlapping requests are simulated on one replica, without --ttl")
         self.workload = workload
         self.config = config
         self.shape = shape
+        self.resident = resident
         self.prefill: Prefill = shape.prefill() if shape else TYPICAL
         self.measured = slice(int(config.train_fraction * workload.requests), None)
         self.curve = LruCurve(workload, self.prefill)
@@ -88,6 +102,8 @@ class Simulation:
             "tiers": self.tier_rows(),
             "advice": self.advice(rows),
         }
+        if self.resident is not None:
+            document["resident"] = {"blocks": len(self.resident.nodes), "in_log": self.resident.known}
         if self.shape is not None:
             document["memory"] = describe_memory(self.workload, self.shape)
         return document
@@ -120,18 +136,10 @@ class Simulation:
             computed = tokens - capped(matched, tokens, self.workload.block_size)
             computed[: self.measured.start] = 0
             imbalance = routed.load_over_mean(computed, self.config.replicas)
-        elif self.config.timed is not None:
-            from kvtool.analysis.timed import replay_timed
-
-            timed = replay_timed(self.workload, POLICIES.load(policy), capacity, self.config.timed)
-            matched = timed.matched
-            extra = {"bypassed_requests": timed.bypassed, "most_held_blocks": timed.most_held}
         else:
-            matched = (
-                self.fitted.matched(capacity)
-                if policy == FITTED and self.config.ttl is None
-                else replay(self.workload, POLICIES.load(policy), capacity, self.config.ttl)
-            )
+            matched, extra = self._one_cache(policy, capacity, None)
+            if self.resident is not None:
+                extra["prewarmed"] = self._prewarmed(policy, capacity, self.resident)
         return {
             "policy": policy,
             "capacity_blocks": capacity,
@@ -141,6 +149,29 @@ class Simulation:
             **rounded(rates_of(self.workload, matched, self.prefill, self.measured)),
             "max_load_over_mean": round(imbalance, 6),
             **extra,
+        }
+
+    def _one_cache(
+        self, policy: str, capacity: int, resident: Resident | None
+    ) -> tuple[NDArray[np.int64], dict[str, Any]]:
+        """Matched blocks of each request, int64 [r], and what else there is to say."""
+        if self.config.timed is not None:
+            from kvtool.analysis.timed import replay_timed
+
+            timed = replay_timed(self.workload, POLICIES.load(policy), capacity, self.config.timed, resident)
+            return timed.matched, {"bypassed_requests": timed.bypassed, "most_held_blocks": timed.most_held}
+        if policy == FITTED and self.config.ttl is None:
+            return self.fitted.matched(capacity, resident), {}
+        return replay(self.workload, POLICIES.load(policy), capacity, self.config.ttl, resident), {}
+
+    def _prewarmed(self, policy: str, capacity: int, resident: Resident) -> dict[str, Any]:
+        matched, _ = self._one_cache(policy, capacity, resident)
+        rates = rates_of(self.workload, matched, self.prefill, self.measured)
+        return {
+            "blocks": min(len(resident.nodes), capacity),
+            "tokens": round(rates.tokens, 6),
+            "hit_blocks": rates.hit_blocks,
+            "rebuild_flops_saved": round(rates.rebuild_flops_saved, 6),
         }
 
     def tier_rows(self) -> list[dict[str, Any]]:

@@ -20,6 +20,11 @@ def present(document: dict[str, Any], notes: list[str]) -> Report:
             f"{memory['blocks_per_gib']:,} blocks per GiB, {memory['sessions_per_gib']:,} sessions per GiB "
             f"at their longest, {memory['sessions_per_gib_shared']:,} with shared blocks kept once"
         )
+    if "resident" in document:
+        headline.append(
+            f"prewarmed start: {document['resident']['blocks']:,} blocks are stored, of which this log uses "
+            f"{document['resident']['in_log']:,}"
+        )
     split = any(row["routing"] for row in document["rows"])
     columns = [
         Column("blocks", "count"),
@@ -29,6 +34,8 @@ def present(document: dict[str, Any], notes: list[str]) -> Report:
     ]
     columns += [Column("FLOPs saved", "rate")]
     columns += [Column("routing"), Column("max load / mean", "ratio")] if split else []
+    prewarmed = "resident" in document
+    columns += [Column("prewarmed hit rate", "rate")] if prewarmed else []
     rows = [
         [
             row["capacity_blocks"],
@@ -38,6 +45,7 @@ def present(document: dict[str, Any], notes: list[str]) -> Report:
             row["rebuild_flops_saved"],
         ]
         + ([row["routing"], row["max_load_over_mean"]] if split else [])
+        + ([row["prewarmed"]["tokens"] if "prewarmed" in row else None] if prewarmed else [])
         for row in document["rows"]
     ]
     tables = [

@@ -13,6 +13,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from kvtool.analysis.replay import pool_state, session_bits
+from kvtool.analysis.resident import Resident
 from kvtool.analysis.workload import Workload
 from kvtool.cache.aging import conclude, observe
 from kvtool.cache.core import HELD, NODES, STATE, commit, compiled, match, pin, take_slot, touch, unpin
@@ -39,13 +40,19 @@ class Timed:
     most_held: int
 
 
-def replay_timed(workload: Workload, policy: Policy, capacity: int, config: TimedConfig) -> Timed:
-    """Replay `workload` at its own arrival times with a cache of `capacity` blocks."""
+def replay_timed(
+    workload: Workload,
+    policy: Policy,
+    capacity: int,
+    config: TimedConfig,
+    resident: Resident | None = None,
+) -> Timed:
+    """Replay `workload` at its own arrival times with a cache of `capacity` blocks, `resident` at first."""
     nodes, offsets, prompts = held_blocks(workload, config.outputs)
     matched = np.zeros(workload.requests, np.int64)
     counts = np.zeros(2, np.int64)
     _replay(
-        pool_state(workload, policy, capacity),
+        pool_state(workload, policy, capacity, resident),
         policy.key,
         policy.ages,
         nodes,

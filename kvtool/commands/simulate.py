@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +13,7 @@ from kvtool.options import Assignment, Rate, format_options, output_format, prom
 from kvtool.renderers import RENDERERS
 
 if TYPE_CHECKING:
+    from kvtool.analysis.resident import Resident
     from kvtool.analysis.timed import TimedConfig
     from kvtool.analysis.workload import Workload
     from kvtool.report import Report
@@ -29,6 +31,7 @@ class Config:
     routing: str = "prefix"
     hash_blocks: int = 2
     tiers: tuple[tuple[str, str], ...] = ()
+    resident: Path | None = None
     ttl: float | None = None
     train_fraction: float = 0.0
     seed: int = 0
@@ -93,6 +96,13 @@ def as_tiers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[
     metavar="NAME=SIZE,...",
     help="Hit rate per tier, such as device=5%,host=20%.",
 )
+@click.option(
+    "--resident",
+    type=click.Path(exists=True, path_type=Path),
+    metavar="SHARDS|ANALYSIS",
+    help="Beside the cold start, one with these blocks in the cache: those of a shard folder, or what two "
+    "requests of an analysis share.",
+)
 @click.option("--ttl", type=click.FloatRange(min=0), metavar="SECONDS", help="Blocks expire unless touched.")
 @click.option(
     "--train-fraction",
@@ -148,8 +158,27 @@ def run(config: Config) -> "Report":
             timing(config),
         ),
         shape,
+        prewarmed(config.resident, workload) if config.resident else None,
     )
     return present(simulation.run(), notes)
+
+
+def prewarmed(path: Path, workload: "Workload") -> "Resident":
+    """The blocks of a shard folder or of an earlier log's analysis, as a start for this log."""
+    from kvtool.analysis.resident import resident_in, stored_of
+    from kvtool.analysis.store import is_analysis, load_analysis
+    from kvtool.engine.storage.shards import open_shards
+    from kvtool.engine.storage.stored import stored_blocks
+
+    if not is_analysis(path):
+        return resident_in(workload, stored_blocks(open_shards(path)))
+    earlier = load_analysis(path)
+    if earlier.encoder_fingerprint != workload.encoder_fingerprint:
+        raise KvtoolError(
+            f"--resident {path}: it was made with another tokenizer or template than this log's",
+            "name the same --tokenizer and --chat-template",
+        )
+    return resident_in(workload, stored_of(earlier))
 
 
 def timing(config: Config) -> "TimedConfig | None":

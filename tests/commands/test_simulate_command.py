@@ -104,3 +104,25 @@ def test_outputs_are_cached_for_the_next_turn_where_the_log_has_them():
     plain = simulate(*options)["rows"][0]["tokens_full"]
     kept = simulate(*options, "--cache-outputs", "--prefill-rate", "1e9")["rows"][0]
     assert kept["tokens_full"] > plain and kept["bypassed_requests"] == 0
+
+
+def test_a_prewarmed_start_from_an_analysis_or_from_shards(tmp_path, tiny_model, branching_log):
+    """The log's own shared blocks: every prompt finds them, the first one too."""
+    tokenizer = ("--tokenizer", tiny_model, "--block-size", 16)
+    assert kvtool("analyze", branching_log, *tokenizer, "-o", tmp_path / "a.duckdb").exit_code == 0
+    settings = (*tokenizer, "--capacity", "1000", "--policy", "lru", "--resident")
+    earlier = simulate(branching_log, *settings, tmp_path / "a.duckdb")
+    warmed = kvtool(
+        *("prewarm", "--model", tiny_model, "--logs", branching_log, "--block-size", 16),
+        *("--out", tmp_path / "shards", "--output-format", "json"),
+    )
+    assert warmed.exit_code == 0, warmed.output
+    stored = simulate(branching_log, *settings, tmp_path / "shards")
+    assert stored == earlier
+    plan = json.loads(warmed.stdout)["plan"]
+    assert stored["resident"] == {"blocks": plan["blocks"], "in_log": plan["blocks"]}
+    (row,) = stored["rows"]
+    assert row["tokens"] == plan["hit_rate"]["cache_alone"] < row["prewarmed"]["tokens"]
+    assert row["prewarmed"]["tokens"] == plan["hit_rate"]["with_cache"]
+    shown = kvtool("simulate", CHAT, "--tokenizer", "bytes", "--resident", tmp_path / "a.duckdb")
+    assert shown.exit_code == 2 and "another tokenizer" in shown.output
