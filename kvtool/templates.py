@@ -10,13 +10,14 @@ template depends on its input's characters and the spans are found by searching 
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from kvtool.blocks import fingerprint
 from kvtool.errors import KvtoolError
+from kvtool.media import content_parts
 from kvtool.requests import Message
 
 Tools = Sequence[dict[str, Any]]
@@ -56,31 +57,6 @@ class Template(Protocol):
     ) -> Rendered:
         """Prompt text; `generation` appends the header of the assistant's next message."""
         ...
-
-
-def content_parts(content: object) -> Iterator[tuple[str, str]]:
-    """(path suffix, text) of a message's content: a string, None, or a list of parts.
-
-    A part that is not text stands for itself: images, audio and files become a placeholder keyed by
-    the digest of their source, so that the same picture is the same prefix.
-    """
-    if content is None:
-        return
-    if isinstance(content, str):
-        yield "", content
-        return
-    if not isinstance(content, list):
-        yield "", json.dumps(content, ensure_ascii=False)
-        return
-    for index, part in enumerate(content):
-        if isinstance(part, str):
-            yield f"[{index}]", part
-        elif isinstance(part, dict) and isinstance(part.get("text"), str):
-            yield f"[{index}].text", part["text"]
-        elif isinstance(part, dict):
-            kind = str(part.get("type", "part"))
-            digest = fingerprint(json.dumps(part, sort_keys=True, ensure_ascii=False).encode())
-            yield f"[{index}]", f"<|{kind}:{digest[:16]}|>"
 
 
 class _Writer:
@@ -212,15 +188,21 @@ class JinjaTemplate:
         self.name = name
         self.fingerprint = fingerprint(source.encode(), repr(sorted(self._variables.items())).encode())
         self.source = source
+        self._takes_parts = self._prints_parts()
 
     def render(
         self, messages: Sequence[Message], tools: Tools | None, *, generation: bool = True
     ) -> Rendered:
         """Text and spans; a template that fails names itself and its reason."""
         prepared = [_parsed_arguments(message) for message in messages]
-        text = self._run(prepared, tools, generation)
+        text = self._run(
+            [_marked(message, "", None, self._takes_parts) for message in prepared], tools, generation
+        )
         fields: list[tuple[str, str, str]] = []
-        marked = [_marked(message, f"messages[{index}]", fields) for index, message in enumerate(prepared)]
+        marked = [
+            _marked(message, f"messages[{index}]", fields, self._takes_parts)
+            for index, message in enumerate(prepared)
+        ]
         spans = _unmark(self._run(marked, tools, generation), text, fields)
         if spans is None:
             spans = _search(text, fields)
@@ -234,6 +216,15 @@ class JinjaTemplate:
             return probe in self._run(list(messages), tools, True)
         except KvtoolError:
             return False
+
+    def _prints_parts(self) -> bool:
+        """Whether the template knows content in parts; many take text alone."""
+        parts: Message = {"role": "user", "content": [{"type": "text", "text": _PROBE}]}
+        try:
+            text = self._run([parts], None, True)
+        except KvtoolError:
+            return False
+        return _PROBE in text and "'text'" not in text and '"text"' not in text
 
     def _run(self, messages: list[Message], tools: Tools | None, generation: bool) -> str:
         from jinja2 import TemplateError
@@ -276,11 +267,18 @@ def _parsed_arguments(message: Message) -> Message:
     return {**message, "tool_calls": parsed}
 
 
-def _marked(message: Message, path: str, fields: list[tuple[str, str, str]]) -> Message:
-    """A copy of `message` whose text fields carry marks; each is entered in `fields` (text, path, role)."""
+def _marked(
+    message: Message, path: str, fields: list[tuple[str, str, str]] | None, takes_parts: bool
+) -> Message:
+    """A copy of `message` with every part as text, or all in one string where the template takes no parts.
+
+    Text carries marks, each entered in `fields` (text, path, role); None leaves them out.
+    """
     role = str(message.get("role", "user"))
 
     def mark(text: str, where: str) -> str:
+        if fields is None:
+            return text
         fields.append((text, where, role))
         return f"{_OPEN}{len(fields) - 1}{_CLOSE}{text}{_END}"
 
@@ -291,12 +289,11 @@ def _marked(message: Message, path: str, fields: list[tuple[str, str, str]]) -> 
     if isinstance(content, str):
         marked["content"] = mark(content, f"{path}.content")
     elif isinstance(content, list):
-        marked["content"] = [
-            {**part, "text": mark(part["text"], f"{path}.content[{number}].text")}
-            if isinstance(part, dict) and isinstance(part.get("text"), str)
-            else part
-            for number, part in enumerate(content)
+        parts = [
+            {"type": "text", "text": mark(text, f"{path}.content{suffix}")}
+            for suffix, text in content_parts(content)
         ]
+        marked["content"] = parts if takes_parts else "".join(part["text"] for part in parts)
     return marked
 
 

@@ -18,6 +18,7 @@ from kvtool.blocks import DEFAULT_BLOCK_SIZE
 from kvtool.errors import KvtoolError
 from kvtool.logs.reader import Log
 from kvtool.logs.traces import TraceBatch, trace_batches
+from kvtool.media import has_media
 from kvtool.requests import Request
 from kvtool.tokens import PromptEncoder, batches
 
@@ -206,6 +207,7 @@ class _Reader:
         self.filter = RowFilter(config.where) if config.where else None
         self.builder = WorkloadBuilder(gcd(*SWEEP, *config.block_sizes), "", config.share_tenants)
         self.seen = self.kept = self.held_tokens = 0
+        self.media = False
         self.held: list[Request] = []
 
     def read(self, batch: Sequence[Request]) -> None:
@@ -221,6 +223,7 @@ class _Reader:
                 part = [part[index] for index in keep]
                 tokens = None if tokens is None else [tokens[index] for index in keep]
             self.kept += len(part)
+            self.media = self.media or any(has_media(request.messages or ()) for request in part)
             self.builder.add(part, tokens)
             if tokens is not None and self.held_tokens < self.config.held_tokens:
                 self.held.extend(part)
@@ -243,6 +246,8 @@ class _Reader:
             notes.append(f"--where {self.config.where} kept {self.kept} of {self.seen} requests")
         if self.held and len(self.held) < self.kept:
             notes.append(f"findings judge the first {len(self.held)} of {self.kept} requests")
+        if self.media:
+            notes.append("images, sound and files are counted by rule, not by the model: see the log formats")
         if self.encoder is not None and not self.encoder.tokenizer.exact:
             notes.append("tokens are counted by bytes, four to a token: name a --tokenizer for exact figures")
         return notes
