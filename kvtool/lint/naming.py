@@ -1,6 +1,7 @@
 """From a log to candidates: every slot and every changed step goes to the first rule that claims it."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from kvtool.lint.corpus import Corpus
 from kvtool.lint.history import Break, HistoryRule, append_only, history_candidate
@@ -34,17 +35,17 @@ def candidates(corpus: Corpus, rules: Iterable[Rule] | None = None) -> list[Cand
 
 def _named(corpus: Corpus, rules: list[Rule]) -> Iterator[Candidate]:
     slot_rules = [rule for rule in rules if isinstance(rule, SlotRule)]
-    for slot in [*corpus.slots, *corpus.openings]:
+    forms = [rule for rule in rules if isinstance(rule, HistoryRule) and rule.rank <= FORM_RANK]
+    for slot in [*corpus.slots, *_unformed(corpus, forms)]:
         for named, part in _claims(slot, slot_rules, corpus):
             yield slot_candidate(named, part, corpus)
     explained: set[tuple[Step, Change]] = set()
     opened = {slot.agent for slot in corpus.openings}
-    forms = [rule for rule in rules if isinstance(rule, HistoryRule) and rule.rank <= FORM_RANK]
     for stamp, causes in restamped_slots(corpus):
+        if any(rule.claims_change(change, step, corpus) for step, change in causes for rule in forms):
+            continue
         if stamp.agent in opened and any(step_opens(corpus, step, change) for step, change in causes):
             explained |= causes
-            continue
-        if any(rule.claims_change(change, step, corpus) for step, change in causes for rule in forms):
             continue
         for named in slot_rules:
             if _knows_values(named) and named.claims(stamp, corpus):
@@ -70,6 +71,22 @@ def _claims(slot: Slot, rules: list[SlotRule], corpus: Corpus) -> list[tuple[Slo
         if (rule := next((rule for rule in values if rule.claims(part, corpus)), None)) is not None
     ]
     return inner if inner and len(inner) == len(parts) else [(named, slot)]
+
+
+def _unformed(corpus: Corpus, forms: list[HistoryRule]) -> Iterator[Slot]:
+    """Slots of first messages without the requests whose first message only changed its form."""
+    changed = {
+        step.current
+        for step in corpus.steps
+        for change in step.changes
+        if change.kind == "replaced" and step_opens(corpus, step, change)
+        if any(rule.claims_change(change, step, corpus) for rule in forms)
+    }
+    for slot in corpus.openings:
+        kept = {index: place for index, place in slot.places.items() if index not in changed}
+        part = replace(slot, places=kept) if len(kept) < len(slot.places) else slot
+        if len(part.values()) > 1:
+            yield part
 
 
 def _knows_values(rule: Rule) -> bool:

@@ -46,7 +46,8 @@ def slot_candidate(rule: SlotRule, slot: Slot, corpus: Corpus) -> Candidate:
         fix=rule.fix,
         repair=repair,
         edits=[edit] if edit else [],
-        always=slot.stable_after() >= 8 * corpus.block_size,  # two blocks of text, which others could share
+        # two blocks of text that others could share; of a user's message only its first slot hides them
+        always=slot.stable_after() >= 8 * corpus.block_size and (slot.role in EDITABLE or slot.number == 0),
     )
 
 

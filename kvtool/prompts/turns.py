@@ -83,9 +83,15 @@ class Turns:
         best: tuple[int, int] | None = None
         for other in known:
             theirs = [unit.id for unit in self.units[other]]
+            if len(ids) < len(theirs) and theirs[: len(ids)] == ids:
+                if best is None:
+                    best = (0, -1)  # it starts over from an earlier point: nothing is lost
+                continue
             overlap = len(theirs) if ids[: len(theirs)] == theirs else len(set(ids) & set(theirs))
             if overlap and (best is None or overlap >= best[0]):
                 best = (overlap, other)
+        if best is not None and best[1] < 0:
+            return None
         if best is None and known and len(ids) > 1:
             latest = len(self.units[known[-1]])
             if latest == 1 or latest > max(

@@ -65,7 +65,11 @@ def moments(text: str) -> list[tuple[int, int]]:
     found = []
     for match in MOMENT.finditer(text):
         sentence_ends = match[0].endswith(".") and not re.search(r"[AaPp]\.[Mm]\.$", match[0])
-        found.append((match.start(), match.end() - sentence_ends))
+        end = match.end() - sentence_ends
+        closing = text[end - 1]
+        if closing in ")]" and {")": "(", "]": "["}[closing] not in match[0]:
+            end -= 1  # it was opened before the moment
+        found.append((match.start(), end))
     found += [match.span() for match in _EPOCH.finditer(text)]
     return sorted(found)
 

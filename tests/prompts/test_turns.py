@@ -41,8 +41,34 @@ def test_session_ids_win_over_texts() -> None:
 
 def test_a_window_that_slid_is_still_the_same_conversation() -> None:
     long = prompt(U[0], A[0], U[1], A[1], U[2])
-    assert numbers(long, prompt(A[1], U[2], A[2], U[3]), prompt(U[5])) == [0, 1, 2]
+    assert numbers(long, prompt(A[1], U[2], A[2], U[3]), prompt(U[5])) == [0, 0, 1]
     assert numbers(long, prompt(A[0], U[1], A[1], U[2], A[2], U[3])) == [0, 0]
+
+
+def test_a_history_read_back_with_other_white_space_is_the_same_conversation() -> None:
+    lines, again = "Good day.\nMy bag is lost.", "Good day.\r\nMy bag is lost. "
+    other = "Good day.\nMy hat is lost."
+    assert numbers(prompt(lines), prompt(other), prompt(again, A[0], "And?")) == [0, 1, 0]
+
+
+def test_after_a_compaction_the_message_asked_last_tells_the_conversation() -> None:
+    first, second = prompt(U[0], A[0], U[1]), prompt(U[2], A[2], U[3])
+    assert numbers(first, second, prompt("In short: it is lost.", U[1], A[1], "Oh")) == [0, 1, 0]
+    twice = [prompt(U[0], A[0], U[1]), prompt(U[2], A[2], U[1])]  # both ended with it: no evidence
+    assert numbers(*twice, prompt("In short: it is lost.", U[1], A[1], "Oh")) == [0, 1, 2]
+
+
+def test_a_note_put_into_the_first_message_does_not_end_the_conversation() -> None:
+    noted = U[0] + "\n\n[plan mode is on]"
+    assert numbers(prompt(U[0]), prompt(U[1]), prompt(noted, A[0], U[2])) == [0, 1, 0]
+    assert numbers(prompt(U[0]), prompt("Another matter: " + A[3]), prompt(noted)) == [0, 1, 2]
+
+
+def test_a_chat_that_starts_over_broke_nothing() -> None:
+    steps = Turns([prompt(U[0], A[0], U[1]), prompt(U[0]), prompt(U[0], A[1], U[2])]).steps(
+        [0, 1, 2], [0, 0, 0], [0, 0, 0]
+    )
+    assert [(step.previous, step.current, step.changes) for step in steps] == [(1, 2, ())]
 
 
 def test_a_greeting_that_repeats_does_not_join_conversations() -> None:

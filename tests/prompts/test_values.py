@@ -65,3 +65,9 @@ def test_words_are_no_identifiers(text: str) -> None:
 )
 def test_numbers(text: str, expected: bool) -> None:
     assert is_number(text) is expected
+
+
+def test_a_bracket_around_a_moment_is_not_part_of_it() -> None:
+    texts = ["[clock: 2025-03-01 09:15]", "(now 09:15 UTC)", "2025-03-01 (09:15)"]
+    found = [[text[a:b] for a, b in moments(text)] for text in texts]
+    assert found == [["2025-03-01 09:15"], ["09:15 UTC"], ["2025-03-01 (09:15)"]]

@@ -11,6 +11,8 @@ from kvtool.prompts.values import mostly
 from kvtool.report import Fix
 
 _PATH = re.compile(r"(?:~|\.{0,2}|[\w.@+-]+)/[\w.@+~-]+(?:/[\w.@+~ -]*)*|[A-Za-z]:\\[^\n]*")
+_ZONE = re.compile(r"(?:Africa|America|Antarctica|Asia|Atlantic|Australia|Europe|Indian|Pacific|Etc|US)/\w+")
+"""Time zones look like paths; they are a user's."""
 _GIT = re.compile(
     r"^\s?(?:[MADRCU?!]{1,2}\s+\S|On branch |[0-9a-f]{7,40} )|working tree|modified:|untracked", re.I | re.M
 )
@@ -57,7 +59,7 @@ class Environment:
     def claims(self, slot: Slot, corpus: Corpus) -> bool:
         """By the values' shape, else by the label nearest to the slot."""
         values = [value for value in slot.values() if value.strip()]
-        if mostly(values, lambda value: _PATH.fullmatch(value.strip()) is not None):
+        if mostly(values, lambda value: bool(_PATH.fullmatch(value.strip())) and not _ZONE.match(value)):
             return True
         if mostly(
             values, lambda value: len(_TREE.findall(value)) >= 3 or _GIT.search(value) is not None, 0.6

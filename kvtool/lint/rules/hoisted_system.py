@@ -48,6 +48,8 @@ class HoistedSystem:
             if place is None or slot.after.strip():
                 continue
             before = last.get(corpus.conversation[index])
+            if before is not None and before.startswith(place.value):
+                before = None  # the conversation starts over
             if before is not None and not place.value.startswith(before):
                 return False
             grew += before is not None and len(place.value) > len(before) and before != ""
