@@ -120,7 +120,7 @@ class WorkloadBuilder:
             partial=np.array(self._partial, np.bool_)[order],
             parent=np.maximum(link, -1),
             depth=self._trie.depth,
-            node_space=_spread_spaces(link),
+            node_space=spread_spaces(link),
             words=self._trie.words,
             meta=self._meta().take(order),
         )
@@ -225,7 +225,7 @@ def encode(batch: Sequence[Request], encoder: PromptEncoder | None) -> list[Toke
 
 
 @njit(types.int32[::1](types.int32[::1]), cache=True)
-def _spread_spaces(link: Any) -> Any:
+def spread_spaces(link: Any) -> Any:
     """Space of every node, from the roots down: parents come first."""
     space = np.empty(link.size, np.int32)
     for node in range(link.size):

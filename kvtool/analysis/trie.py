@@ -54,6 +54,29 @@ class BlockTrie:
                 return leaves
             self._reserve(self.size + int(offsets[done + 1] - offsets[done]) // self.width)
 
+    def graft(self, link: NDArray[np.int32], words: NDArray[np.uint32]) -> NDArray[np.int32]:
+        """Insert another trie's nodes, parents first; returns the id that each has here, int32 [n].
+
+        link: parent, or -1 - space for a first block, in the other trie's ids but this one's spaces.
+        """
+        if self.size + len(link) > len(self._link):
+            self._reserve(self.size + len(link))
+        ids = np.empty(len(link), np.int32)
+        self.size = int(
+            _graft(
+                np.ascontiguousarray(words).ravel(),
+                np.ascontiguousarray(link),
+                self.size,
+                self._link,
+                self._depth,
+                self._words,
+                self._hash,
+                self._table,
+                ids,
+            )
+        )
+        return ids
+
     @property
     def link(self) -> NDArray[np.int32]:
         """Parent node, or -1 - space for a first block, int32 [n]."""
@@ -113,6 +136,83 @@ def _same(words: Any, start: Any, stored: Any, node: Any) -> Any:
 
 
 @njit(
+    types.int64(
+        types.uint32[::1],
+        types.int64,
+        types.int64,
+        types.int64,
+        types.int32[::1],
+        types.int32[::1],
+        types.uint32[:, ::1],
+        types.uint64[::1],
+        types.int32[::1],
+    ),
+    cache=True,
+)
+def _place(
+    words: Any,
+    start: Any,
+    link: Any,
+    size: Any,
+    links: Any,
+    depths: Any,
+    stored: Any,
+    hashes: Any,
+    table: Any,
+) -> Any:
+    """The node of the block below `link` whose words begin at `start`; node `size` if it had to be added."""
+    mask = np.uint64(table.size - 1)
+    h = _block_hash(words, start, stored.shape[1], link)
+    at = h & mask
+    while True:
+        node = np.int64(table[at])
+        if node < 0:
+            table[at] = size
+            links[size] = link
+            depths[size] = depths[link] + 1 if link >= 0 else 0
+            hashes[size] = h
+            for i in range(stored.shape[1]):
+                stored[size, i] = words[start + i]
+            return size
+        if hashes[node] == h and links[node] == link and _same(words, start, stored, node):
+            return node
+        at = (at + np.uint64(1)) & mask
+
+
+@njit(
+    types.int64(
+        types.uint32[::1],
+        types.int32[::1],
+        types.int64,
+        types.int32[::1],
+        types.int32[::1],
+        types.uint32[:, ::1],
+        types.uint64[::1],
+        types.int32[::1],
+        types.int32[::1],
+    ),
+    cache=True,
+)
+def _graft(
+    words: Any,
+    link: Any,
+    size: Any,
+    links: Any,
+    depths: Any,
+    stored: Any,
+    hashes: Any,
+    table: Any,
+    ids: Any,
+) -> Any:
+    for other in range(link.size):
+        above = np.int64(link[other] if link[other] < 0 else ids[link[other]])
+        start = other * stored.shape[1]
+        ids[other] = _place(words, start, above, size, links, depths, stored, hashes, table)
+        size += ids[other] == size
+    return size
+
+
+@njit(
     types.UniTuple(types.int64, 2)(
         types.uint32[::1],
         types.int64[::1],
@@ -143,38 +243,20 @@ def _insert(
 ) -> Any:
     """Insert prompts from `first` on, as long as there is room: (the next prompt, nodes by then)."""
     width = stored.shape[1]
-    mask = np.uint64(table.size - 1)
     for prompt in range(first, spaces.size):
         start, stop = offsets[prompt], offsets[prompt + 1]
         if size + (stop - start) // width > links.size:
             return prompt, size
         link = np.int64(-1 - spaces[prompt])
         leaf = np.int64(NO_NODE)
-        depth = 0
         while start + width <= stop:
             # A node's first child mostly came with it and is the next node: no need to look for it.
             node = link + 1
             if link < 0 or node >= size or links[node] != link or not _same(words, start, stored, node):
-                h = _block_hash(words, start, width, link)
-                at = h & mask
-                while True:
-                    node = np.int64(table[at])
-                    if node < 0:
-                        node = size
-                        size += 1
-                        table[at] = node
-                        links[node] = link
-                        depths[node] = depth
-                        hashes[node] = h
-                        for i in range(width):
-                            stored[node, i] = words[start + i]
-                        break
-                    if hashes[node] == h and links[node] == link and _same(words, start, stored, node):
-                        break
-                    at = (at + np.uint64(1)) & mask
+                node = _place(words, start, link, size, links, depths, stored, hashes, table)
+                size += node == size
             link = node
             leaf = node
             start += width
-            depth += 1
         leaves[prompt] = leaf
     return spaces.size, size
