@@ -39,7 +39,8 @@ WORTH_SAYING = 0.01
 class SimulateConfig:
     """capacities: as `parse_capacity` reads them, all replicas together. train_fraction: requests before
     it only warm the caches. ttl: seconds. tiers: (name, capacity), fastest first. timed: requests overlap
-    (one replica, no ttl); None: one after the other."""
+    (one replica, no ttl); None: one after the other. prefetch: from the lower tiers, as learned from the
+    training part."""
 
     capacities: tuple[str, ...] = CAPACITIES
     policies: tuple[str, ...] = DEFAULT_POLICIES
@@ -49,6 +50,7 @@ class SimulateConfig:
     train_fraction: float = 0.0
     ttl: float | None = None
     tiers: tuple[tuple[str, str], ...] = ()
+    prefetch: bool = False
     seed: int = 0
     timed: "TimedConfig | None" = None
 
@@ -68,6 +70,11 @@ class Simulation:
             raise KvtoolError("a prewarmed start is simulated on one replica, without --replicas")
         if config.timed is not None and (config.replicas > 1 or config.ttl is not None):
             raise KvtoolError("overlapping requests are simulated on one replica, without --ttl")
+        if config.prefetch and (len(config.tiers) < 2 or config.train_fraction <= 0):
+            raise KvtoolError(
+                "prefetch needs a tier to fetch from and a part of the log to learn from",
+                "add --tiers device=5%,host=30% --train-fraction 50%",
+            )
         self.workload = workload
         self.config = config
         self.shape = shape
@@ -102,6 +109,8 @@ class Simulation:
             "tiers": self.tier_rows(),
             "advice": self.advice(rows),
         }
+        if self.config.prefetch:
+            document["prefetch"] = self.prefetch()
         if self.resident is not None:
             document["resident"] = {"blocks": len(self.resident.nodes), "in_log": self.resident.known}
         if self.shape is not None:
@@ -186,6 +195,19 @@ class Simulation:
             )
             below = tokens
         return rows
+
+    def prefetch(self) -> dict[str, Any]:
+        """What prefetching to the first tier would do to the requests after the training part."""
+        from kvtool.analysis.prefetch import simulate_prefetch
+        from kvtool.analysis.transitions import ANY, learn_transitions
+
+        train = int(self.measured.start)
+        model = learn_transitions(self.workload, train)
+        first, *others = (self._blocks(text) for _, text in self.config.tiers)
+        return {
+            "states": len(model.follows.keys() - {ANY}),
+            **simulate_prefetch(self.workload, model, train, first, sum(others)).to_json(),
+        }
 
     def advice(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """What would help most at the smallest capacity asked for, in the order in which to try it."""

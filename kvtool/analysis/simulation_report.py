@@ -25,6 +25,13 @@ def present(document: dict[str, Any], notes: list[str]) -> Report:
             f"prewarmed start: {document['resident']['blocks']:,} blocks are stored, of which this log uses "
             f"{document['resident']['in_log']:,}"
         )
+    if "prefetch" in document:
+        prefetch = document["prefetch"]
+        headline.append(
+            f"prefetch: {prefetch['prefetched_blocks']:,} blocks on {prefetch['predictions']:,} predictions, "
+            f"recall {prefetch['recall']:.1%}, waste {prefetch['waste']:.1%}; "
+            f"{prefetch['demand_loads_avoided']:.1%} of the demand loads avoided"
+        )
     split = any(row["routing"] for row in document["rows"])
     columns = [
         Column("blocks", "count"),

@@ -31,6 +31,7 @@ class Config:
     routing: str = "prefix"
     hash_blocks: int = 2
     tiers: tuple[tuple[str, str], ...] = ()
+    prefetch: bool = False
     resident: Path | None = None
     ttl: float | None = None
     train_fraction: float = 0.0
@@ -97,6 +98,11 @@ def as_tiers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[
     help="Hit rate per tier, such as device=5%,host=20%.",
 )
 @click.option(
+    "--prefetch",
+    is_flag=True,
+    help="Learn from the training part which prompt follows, and fetch it to the first of --tiers (lru).",
+)
+@click.option(
     "--resident",
     type=click.Path(exists=True, path_type=Path),
     metavar="SHARDS|ANALYSIS",
@@ -154,6 +160,7 @@ def run(config: Config) -> "Report":
             config.train_fraction,
             config.ttl,
             config.tiers,
+            config.prefetch,
             config.seed,
             timing(config),
         ),
