@@ -59,7 +59,7 @@ def test_the_whole_story(small_log: Path, tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     data = json.loads(result.stdout)
-    assert data["findings"] == ["KV101"]
+    assert "KV101" in data["findings"]
     assert data["hit_rate"]["before"] < 0.4 < 0.8 < data["hit_rate"]["after"]
     assert data["answers"] == "identical"
     assert len(data["requests"]) == 2
