@@ -246,6 +246,9 @@ class _Reader:
             notes.append(f"--where {self.config.where} kept {self.kept} of {self.seen} requests")
         if self.held and len(self.held) < self.kept:
             notes.append(f"findings judge the first {len(self.held)} of {self.kept} requests")
+        incomplete = sum(request.incomplete is not None for request in self.held)
+        if incomplete:
+            notes.append(f"findings do not judge {incomplete} incomplete requests of {len(self.held)}")
         if self.media:
             notes.append("images, sound and files are counted by rule, not by the model: see the log formats")
         if self.encoder is not None and not self.encoder.tokenizer.exact:

@@ -43,8 +43,8 @@ def find(requests: Sequence[Request], encoder: PromptEncoder, block_size: int) -
 
 
 def examine(requests: Sequence[Request], encoder: PromptEncoder, block_size: int) -> list[Priced]:
-    """Findings with their edits, most lost tokens first."""
-    visible = [request for request in requests if readable(request)]
+    """Findings with their edits, most lost tokens first. Incomplete requests are not judged."""
+    visible = [request for request in requests if readable(request) and request.incomplete is None]
     if len(visible) < 2:
         return []
     corpus = Corpus(visible, encoder, block_size)

@@ -1,5 +1,6 @@
 """Findings end to end: prices against the log without the breakage, hidden slots, mixed traffic."""
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -148,3 +149,13 @@ def test_a_clock_in_half_of_the_sessions_is_a_clock(
     assert text[finding.location.start : finding.location.end] == said
     assert finding.hit_rate_if_fixed == pytest.approx(rate(read(rows), encoder), abs=0.002)
     assert normalized(read(mixed), encoder, BLOCK_SIZE) > 0.9 * finding.hit_rate_if_fixed
+
+
+def test_incomplete_requests_are_not_judged(
+    rows: list[dict[str, Any]], read: Read, encoder: PromptEncoder
+) -> None:
+    """What such a log does not show may well be what explains a difference."""
+    requests = read(with_clock(rows))
+    assert find(requests, encoder, BLOCK_SIZE)
+    cut = [dataclasses.replace(request, incomplete="the log is cut") for request in requests]
+    assert find(cut, encoder, BLOCK_SIZE) == []
