@@ -12,7 +12,7 @@ from kvtool.options import Rate
 if TYPE_CHECKING:
     from kvtool.lint.run import LintConfig
 
-FORMATS = ["text", "concise", "json", "json-lines", "github", "gitlab", "junit", "sarif"]
+FORMATS = ["text", "concise", "json", "json-lines", "github", "gitlab", "junit", "sarif", "markdown"]
 
 
 @dataclass(frozen=True)
