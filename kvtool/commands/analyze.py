@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvtool.options import Rate, format_options, output_format, prompt_options, request_options, strict_option
+from kvtool.options import (
+    Rate,
+    format_options,
+    output_format,
+    price_option,
+    prompt_options,
+    request_options,
+    strict_option,
+)
 from kvtool.renderers import RENDERERS
 
 if TYPE_CHECKING:
@@ -33,6 +41,7 @@ class Config:
     output_format: str = "terminal"
     min_hit_rate: float | None = None
     fail_on: str | None = None
+    price: tuple[float, float] | None = None
 
 
 @click.command(
@@ -50,6 +59,7 @@ class Config:
 )
 @prompt_options
 @request_options
+@price_option
 @click.option(
     "-o",
     "--output",
@@ -76,6 +86,7 @@ def run(config: Config) -> tuple["Report", bool]:
     from kvtool.analysis.describe import describe, present
     from kvtool.analysis.store import save_analysis
     from kvtool.files import refuse_inputs
+    from kvtool.lint.price import in_money
     from kvtool.lint.run import stops
     from kvtool.lint.settings import check_fail_on
     from kvtool.logs.reader import open_log
@@ -96,6 +107,7 @@ def run(config: Config) -> tuple["Report", bool]:
         )
     analysis.notes[:0] = notes
     findings, normalized = lint(analysis, config.share_tenants)
+    findings = in_money(findings, config.price)
     document = describe(log, analysis, findings, normalized)
     if config.output is not None:
         save_analysis(config.output, analysis.workload, analysis.rates, analysis.usage, findings, document)
@@ -105,7 +117,8 @@ def run(config: Config) -> tuple["Report", bool]:
 
 
 def lint(analysis: "Analysis", share_tenants: bool) -> tuple[list["Finding"], float]:
-    """Findings, and the hit rate of the same requests with all safe fixes."""
+    """Findings, and the hit rate of the same requests with all safe fixes: of those that lint has read, the
+    others count as they are."""
     if analysis.encoder is None or not analysis.held:
         return [], analysis.rates.tokens
     from kvtool.analysis.build import build_workload
@@ -120,5 +133,9 @@ def lint(analysis: "Analysis", share_tenants: bool) -> tuple[list["Finding"], fl
     if not edits:
         return findings, analysis.rates.tokens
     fixed = normalized_requests(analysis.held, Normalizer(edits))
-    workload = build_workload(fixed, analysis.encoder, block_size, share_tenants)
-    return findings, hit_rates(workload).tokens
+    after = hit_rates(build_workload(fixed, analysis.encoder, block_size, share_tenants))
+    if len(analysis.held) == analysis.workload.requests:
+        return findings, after.tokens
+    before = hit_rates(build_workload(analysis.held, analysis.encoder, block_size, share_tenants))
+    gained = (after.tokens - before.tokens) * before.prompt_tokens
+    return findings, analysis.rates.tokens + gained / analysis.rates.prompt_tokens

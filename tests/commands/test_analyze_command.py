@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from kvtool.analysis.analyze import AnalyzeConfig, analyze
 from kvtool.cli import main
+from kvtool.commands.analyze import lint
+from kvtool.logs.reader import open_log
+from kvtool.tokens import load_encoder
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 FIELDS = [
@@ -146,3 +150,26 @@ def test_help_has_an_example_and_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Example: kvtool analyze" in done.stdout
+
+
+def test_fixes_of_the_requests_that_lint_has_read_count_within_the_whole_log(tmp_path):
+    """256 prompts behind a clock are read by lint, 512 that share nothing are beyond what it holds."""
+    policy = "Policy: be kind to everybody. " * 60
+    rows = [f"Time: 2024-05-15 15:{n // 60:02}:{n % 60:02}. {policy}" for n in range(256)]
+    rows += [f"{n * 7919} " * 400 for n in range(512)]
+    path = tmp_path / "log.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps({"messages": [{"role": "system", "content": text}, {"role": "user", "content": "x"}]})
+            + "\n"
+            for text in rows
+        )
+    )
+    analysis = analyze(
+        open_log([str(path)]), lambda: load_encoder("bytes"), AnalyzeConfig(held_tokens=1), lambda _: None
+    )
+    assert len(analysis.held) == 256 and analysis.rates.tokens < 0.01
+    findings, normalized = lint(analysis, share_tenants=False)
+    share = analysis.workload.prompt_tokens[:256].sum() / analysis.rates.prompt_tokens
+    assert findings[0].code == "KV101" and share < 0.5
+    assert 0.9 * share < normalized < share
