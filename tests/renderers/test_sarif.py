@@ -6,30 +6,15 @@ from dataclasses import replace
 import pytest
 
 from kvtool.renderers.sarif import render
-from kvtool.report import Finding, Fix, Location, Report
-
-FINDING = Finding(
-    code="KV101",
-    name="clock-time",
-    severity="error",
-    message="a clock takes 3 values",
-    fingerprint="f00d",
-    location=Location("logs/a b.jsonl", 7, "messages[0].content", "system", 14, 33),
-    slot="Time: {clock-time}",
-    examples=["10:15:00"],
-    requests=3,
-    sessions=2,
-    distinct_values=3,
-    lost_tokens=1200,
-    hit_rate_if_fixed=0.75,
-    fix=Fix("move-to-last-user", True),
-)
+from kvtool.report import Finding, Report
 
 
-def test_results_name_rule_place_and_fingerprint(capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_name_rule_place_and_fingerprint(
+    capsys: pytest.CaptureFixture[str], finding: Finding
+) -> None:
     page = {"code": "KV101", "what": "Finds a clock.", "why": "It moves.", "instead": "Say it last."}
-    other = replace(FINDING, code="KV100", name="unnamed-slot", severity="info")
-    render(Report({"rules": [page]}, findings=[FINDING, other]))
+    other = replace(finding, code="KV100", name="unnamed-slot", severity="info")
+    render(Report({"rules": [page]}, findings=[finding, other]))
     run = json.loads(capsys.readouterr().out)["runs"][0]
     assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["KV100", "KV101"]
     assert run["tool"]["driver"]["rules"][1]["shortDescription"] == {"text": "Finds a clock."}
