@@ -62,9 +62,10 @@ def open_container(source: Input) -> Container:
     if _is_json(first_line):
         single_array = first_line.startswith(b"[") and not others.strip() and not follows
         return Container(source, "array" if single_array else "jsonl")
-    if text.startswith(b"["):
-        return Container(source, "array")
-    return Container(source, "values" if text.startswith(b"{") and not _has_json_line(others) else "jsonl")
+    whole = _whole_lines(others)
+    if text.startswith(b"["):  # of an array with an element a line, the last one stands alone
+        return Container(source, "jsonl" if sum(whole) > len(whole) / 2 else "array")
+    return Container(source, "values" if text.startswith(b"{") and not any(whole) else "jsonl")
 
 
 def _is_json(line: bytes) -> bool:
@@ -75,6 +76,6 @@ def _is_json(line: bytes) -> bool:
     return True
 
 
-def _has_json_line(text: bytes) -> bool:
-    """Whether a later line is an object by itself: then a broken first line is a bad row of JSON Lines."""
-    return any(line[:1] == b"{" and _is_json(line) for line in text.splitlines()[:50])
+def _whole_lines(text: bytes) -> list[bool]:
+    """Which later lines are objects by themselves: then a broken first line is a bad row of JSON Lines."""
+    return [line[:1] == b"{" and _is_json(line) for line in text.splitlines()[:50]]

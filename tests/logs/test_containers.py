@@ -216,3 +216,21 @@ def test_yaml_bombs_and_objects_are_refused(tmp_path):
     path.write_text("a: &a [*a]")
     with pytest.raises(KvtoolError):
         list(open_log([str(path)]))
+
+
+@pytest.mark.parametrize("broken", ["[" * 5000 + "]" * 5000, '[{"messages": ', "[1, 2", "{", '"'])
+def test_a_broken_first_line_is_a_bad_row_whatever_it_begins_with(tmp_path, broken):
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join([broken, *(json.dumps(row) for row in ROWS)]) + "\n")
+    log = open_log([str(path)])
+    assert len(list(log)) == len(ROWS)
+    assert [(skipped.rows, skipped.first) for skipped in log.skipped] == [(1, f"{path}:1")]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("form", ["[\n{}\n]\n", "[{}]", "[{}\n]", "[\n{}]"])
+def test_an_array_with_an_element_a_line_is_an_array(tmp_path, count, form):
+    path = tmp_path / "log.json"
+    path.write_text(form.replace("{}", ",\n".join(json.dumps(row) for row in (ROWS * 7)[:count])))
+    log = open_log([str(path)])
+    assert len(list(log)) == count and log.skipped == []
