@@ -1,6 +1,6 @@
 """What to do about a hit rate, each piece of advice with the figures it rests on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvtool.analysis.analyze import Analysis
@@ -19,7 +19,7 @@ def advise(
         _incomplete(incomplete),
         _prompts(analysis, findings, normalized),
         _head(analysis, findings),
-        _block_size(analysis),
+        block_size_advice(analysis.workload.block_size, analysis.block_sizes),
         _routing(analysis),
         _capacity(analysis),
     ]
@@ -50,6 +50,7 @@ def _prompts(analysis: Analysis, findings: Sequence[Finding], normalized: float)
             "tokens": round(analysis.rates.tokens, 6),
             "normalized_tokens": round(normalized, 6),
             "codes": codes,
+            "gain": round(gain, 6),
         },
     }
 
@@ -68,10 +69,12 @@ def _head(analysis: Analysis, findings: Sequence[Finding]) -> dict[str, Any] | N
     }
 
 
-def _block_size(analysis: Analysis) -> dict[str, Any] | None:
-    own = analysis.workload.block_size
-    present = next(row for row in analysis.block_sizes if row["block_size"] == own)
-    best = max(analysis.block_sizes, key=lambda row: (row["tokens"], row["block_size"]))
+def block_size_advice(own: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Whether other blocks than those of `own` tokens reuse more; rows as `sweep` gives them."""
+    present = next((row for row in rows if row["block_size"] == own), None)
+    if present is None:
+        return None
+    best = max(rows, key=lambda row: (row["tokens"], row["block_size"]))
     gain = best["tokens"] - present["tokens"]
     if gain < WORTH_SAYING:
         return None

@@ -1,6 +1,5 @@
 """simulate: what a log's hit rate would be under other capacities, policies, replicas and tiers."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from kvtool.analysis.memory import ModelShape, describe_memory, parse_capacity
 from kvtool.analysis.rates import Rates, rates_of
 from kvtool.analysis.replay import replay
 from kvtool.analysis.resident import Resident
+from kvtool.analysis.simulation_advice import Known, advise
 from kvtool.analysis.workload import Workload
 from kvtool.cache.policies import POLICIES
 from kvtool.errors import KvtoolError
@@ -32,7 +32,6 @@ FITTED = "fitted"
 
 CAPACITIES = ("1%", "3%", "5%", "10%", "30%", "100%")
 DEFAULT_POLICIES = ("lru", "cost", BELADY)
-WORTH_SAYING = 0.01
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,10 @@ class Simulation:
         config: SimulateConfig,
         shape: ModelShape | None = None,
         resident: Resident | None = None,
+        known: Known | None = None,
     ) -> None:
-        """resident: blocks with which every setting is simulated a second time, as a prewarmed start."""
+        """resident: blocks with which every setting is simulated a second time, as a prewarmed start. known:
+        what advice may point to."""
         if resident is not None and config.replicas > 1:
             raise KvtoolError("a prewarmed start is simulated on one replica, without --replicas")
         if config.timed is not None and (config.replicas > 1 or config.ttl is not None):
@@ -79,6 +80,7 @@ class Simulation:
         self.config = config
         self.shape = shape
         self.resident = resident
+        self.known = known or Known()
         self.prefill: Prefill = shape.prefill() if shape else TYPICAL
         self.measured = slice(int(config.train_fraction * workload.requests), None)
         self.curve = LruCurve(workload, self.prefill)
@@ -107,7 +109,7 @@ class Simulation:
             "unbounded": rounded(self.unbounded),
             "rows": rows,
             "tiers": self.tier_rows(),
-            "advice": self.advice(rows),
+            "advice": advise(self, rows, self.known) if rows else [],
         }
         if self.config.prefetch:
             document["prefetch"] = self.prefetch()
@@ -160,6 +162,10 @@ class Simulation:
             **extra,
         }
 
+    def single_cache(self, policy: str, capacity: int) -> dict[str, Any]:
+        """The row of one cache with the capacity of all replicas."""
+        return Simulation(self.workload, replace(self.config, replicas=1), self.shape).row(policy, capacity)
+
     def _one_cache(
         self, policy: str, capacity: int, resident: Resident | None
     ) -> tuple[NDArray[np.int64], dict[str, Any]]:
@@ -207,77 +213,6 @@ class Simulation:
         return {
             "states": len(model.follows.keys() - {ANY}),
             **simulate_prefetch(self.workload, model, train, first, sum(others)).to_json(),
-        }
-
-    def advice(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What would help most at the smallest capacity asked for, in the order in which to try it."""
-        if not rows:
-            return []
-        capacity = rows[0]["capacity_blocks"]
-        online = [row for row in rows if row["capacity_blocks"] == capacity and row["policy"] != BELADY]
-        pieces = [self._routing_advice(online), self._policy_advice(online), self._capacity_advice(online)]
-        if self.unbounded.tokens < 0.3:
-            pieces.append(
-                {
-                    "code": "prompts",
-                    "text": f"Even an unbounded cache serves only {self.unbounded.tokens:.1%}: "
-                    "see what breaks the prefixes with kvtool lint.",
-                    "evidence": {"unbounded": round(self.unbounded.tokens, 6)},
-                }
-            )
-        return [piece for piece in pieces if piece is not None]
-
-    def _routing_advice(self, online: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-        if self.config.replicas == 1 or not online:
-            return None
-        from kvtool.analysis.routing import ROUTINGS
-
-        present = max(online, key=lambda row: row["tokens"])
-        policy, capacity = present["policy"], present["capacity_blocks"]
-        single = Simulation(self.workload, replace(self.config, replicas=1), self.shape).row(policy, capacity)
-        others = [self.row(policy, capacity, routing) for routing in ROUTINGS]
-        best = max(others, key=lambda row: row["tokens"])
-        gain = best["tokens"] - present["tokens"]
-        if gain < WORTH_SAYING:
-            return None
-        return {
-            "code": "routing",
-            "text": f"{self.config.replicas} replicas routed by {present['routing']} serve "
-            f"{present['tokens']:.1%}, one cache of their size {single['tokens']:.1%}: routing by "
-            f"{best['routing']} gains {gain:.1%}.",
-            "evidence": {
-                "present": present["tokens"],
-                "single_cache": single["tokens"],
-                "by_routing": {row["routing"]: row["tokens"] for row in others},
-            },
-        }
-
-    def _policy_advice(self, online: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-        rates = {row["policy"]: row["tokens"] for row in online}
-        best = max(rates, key=lambda name: rates[name], default="lru")
-        gain = rates.get(best, 0.0) - rates.get("lru", 1.0)
-        if gain < WORTH_SAYING:
-            return None
-        return {
-            "code": "policy",
-            "text": f"With {online[0]['capacity_blocks']:,} blocks, {best} serves {rates[best]:.1%} "
-            f"where lru serves {rates['lru']:.1%}.",
-            "evidence": {"by_policy": rates, "gain": round(gain, 6)},
-        }
-
-    def _capacity_advice(self, online: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-        blocks = self.curve.capacity_for(0.9)
-        capacity = online[0]["capacity_blocks"] if online else blocks
-        gain = self.curve.at(blocks).tokens - self.curve.at(capacity).tokens
-        if blocks <= capacity or gain < WORTH_SAYING:
-            return None
-        return {
-            "code": "capacity",
-            "text": f"{blocks:,} blocks instead of {capacity:,} gain {gain:.1%} under lru, 90% of what an "
-            "unbounded cache serves.",
-            "evidence": {
-                "blocks": {f"{share:.0%}": self.curve.capacity_for(share) for share in (0.9, 0.95, 0.99)}
-            },
         }
 
     def _policies(self) -> list[str]:

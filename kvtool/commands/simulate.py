@@ -14,6 +14,7 @@ from kvtool.renderers import RENDERERS
 
 if TYPE_CHECKING:
     from kvtool.analysis.resident import Resident
+    from kvtool.analysis.simulation_advice import Known
     from kvtool.analysis.timed import TimedConfig
     from kvtool.analysis.workload import Workload
     from kvtool.report import Report
@@ -148,7 +149,7 @@ def run(config: Config) -> "Report":
     from kvtool.analysis.simulation_report import present
 
     shape = read_shape(config.model) if config.model else None
-    workload, notes = load(config)
+    workload, known, notes = load(config)
     simulation = Simulation(
         workload,
         SimulateConfig(
@@ -166,6 +167,7 @@ def run(config: Config) -> "Report":
         ),
         shape,
         prewarmed(config.resident, workload) if config.resident else None,
+        known,
     )
     return present(simulation.run(), notes)
 
@@ -198,10 +200,11 @@ def timing(config: Config) -> "TimedConfig | None":
     return TimedConfig(config.prefill_rate or never, config.decode_rate or never, config.cache_outputs)
 
 
-def load(config: Config) -> tuple["Workload", list[str]]:
-    """The workload of the logs, or of a saved analysis, and what the reader must know about it."""
-    from kvtool.analysis.analyze import AnalyzeConfig, read_workload
-    from kvtool.analysis.store import is_analysis, load_analysis
+def load(config: Config) -> tuple["Workload", "Known", list[str]]:
+    """The workload of the logs, or of a saved analysis, what else is known, and what the reader must know."""
+    from kvtool.analysis.analyze import AnalyzeConfig, read_workload, sweep
+    from kvtool.analysis.simulation_advice import Known
+    from kvtool.analysis.store import is_analysis, load_analysis, load_document
     from kvtool.logs.reader import open_log
     from kvtool.progress import counted
     from kvtool.tokens import load_encoder
@@ -209,7 +212,7 @@ def load(config: Config) -> tuple["Workload", list[str]]:
     if any(is_analysis(path) for path in config.logs):
         if len(config.logs) > 1:
             raise KvtoolError("an analysis stands alone: name one .duckdb file, or logs")
-        return load_analysis(config.logs[0]), []
+        return load_analysis(config.logs[0]), Known.of(load_document(config.logs[0])), []
     log = open_log(config.logs, format=config.format, mapping=config.mapping)
     notes: list[str] = []
     sizes = () if config.block_size is None else (config.block_size,)
@@ -221,4 +224,5 @@ def load(config: Config) -> tuple["Workload", list[str]]:
             advance,
         )
     skipped = [f"{each.rows} rows skipped: {each.reason} (first at {each.first})" for each in log.skipped]
-    return reading.workload, [*skipped, *log.notes, *notes, *reading.notes]
+    known = Known(sweep(reading.base, sizes))
+    return reading.workload, known, [*skipped, *log.notes, *notes, *reading.notes]

@@ -52,7 +52,18 @@ def test_an_analysis_of_prompts_gives_the_same_document(tmp_path):
     options = ("--tokenizer", "bytes")
     assert kvtool("analyze", CHAT, *options, "-o", tmp_path / "a.duckdb").exit_code == 0
     settings = ("--capacity", "5%", "--capacity", "50%", "--policy", "lru")
-    assert simulate(CHAT, *options, *settings) == simulate(tmp_path / "a.duckdb", *settings)
+    plain, saved = simulate(CHAT, *options, *settings), simulate(tmp_path / "a.duckdb", *settings)
+    advice = saved.pop("advice")
+    assert [piece for piece in plain.pop("advice") if piece["code"] != "prompts"] == advice[:-1]
+    assert plain == saved
+    # an analysis has findings with prices, to which the advice points
+    document = json.loads(kvtool("analyze", CHAT, *options, "--output-format", "json").stdout)
+    gains = {
+        finding["code"]: finding["hit_rate_if_fixed"] - document["hit_rate"]["tokens"]
+        for finding in document["findings"]
+    }
+    assert advice[-1]["code"] == "prompts" and advice[-1]["evidence"]["gain"] == round(max(gains.values()), 6)
+    assert max(gains, key=lambda code: gains[code]) in advice[-1]["text"]
 
 
 def test_bytes_of_a_model_and_tiers(tmp_path):
