@@ -119,9 +119,9 @@ def read_workload(
     """Read `requests` once, in bounded memory.
 
     `load` makes the encoder when the first prompt that needs one is met. `progress` is told how many
-    requests have been read.
+    requests have been read. Requests that the chat template refuses are skipped rows of a Log.
     """
-    reader = _Reader(load, config)
+    reader = _Reader(load, config, requests if isinstance(requests, Log) else None)
     columns = trace_batches(requests) if isinstance(requests, Log) and not config.where else None
     for trace in columns or ():
         reader.read_trace(trace)
@@ -131,6 +131,8 @@ def read_workload(
         progress(reader.seen)
     base = reader.builder.finish()
     notes = reader.notes()
+    if base.requests == 0 and reader.refused is not None:
+        raise reader.refused
     if base.requests == 0:
         raise KvtoolError(f"--where {config.where}: no request is left of {reader.seen}")
     workload = base.coarser(_own_block_size(base, config))
@@ -200,8 +202,12 @@ def _own_block_size(base: Workload, config: AnalyzeConfig) -> int:
 class _Reader:
     """Encodes, filters and inserts batches; keeps requests for lint while there is room."""
 
-    def __init__(self, load: Callable[[], PromptEncoder], config: AnalyzeConfig) -> None:
+    def __init__(
+        self, load: Callable[[], PromptEncoder], config: AnalyzeConfig, log: Log | None = None
+    ) -> None:
         self.config = config
+        self.log = log
+        self.refused: KvtoolError | None = None
         self.load = load
         self.encoder: PromptEncoder | None = None
         self.filter = RowFilter(config.where) if config.where else None
@@ -215,8 +221,14 @@ class _Reader:
             if part[0].block_ids is None and self.encoder is None:
                 self.encoder = self.load()
                 self.builder.encoder_fingerprint = self.encoder.fingerprint
-            tokens = encode(part, self.encoder)
             self.seen += len(part)
+            try:
+                tokens = encode(part, self.encoder)
+            except KvtoolError:
+                part = self._rendered(part)
+                if not part:
+                    continue
+                tokens = encode(part, self.encoder)
             if self.filter is not None:
                 counts = [request.block_ids.tokens for request in part if request.block_ids is not None]
                 keep = self.filter.keep(part, counts if tokens is None else [len(each) for each in tokens])
@@ -228,6 +240,22 @@ class _Reader:
             if tokens is not None and self.held_tokens < self.config.held_tokens:
                 self.held.extend(part)
                 self.held_tokens += sum(len(each) + REQUEST_TOKENS for each in tokens)
+
+    def _rendered(self, part: Sequence[Request]) -> list[Request]:
+        """Those that the chat template takes (many want roles to alternate); the log counts the others."""
+        assert self.encoder is not None
+        taken = []
+        for request in part:
+            try:
+                self.encoder.render(request)
+            except KvtoolError as error:
+                if self.log is None:
+                    raise
+                self.refused = self.refused or error
+                self.log.skip(error.message, request.source)
+            else:
+                taken.append(request)
+        return taken
 
     def read_trace(self, trace: TraceBatch) -> None:
         self.seen += len(trace)

@@ -1,5 +1,6 @@
 """analyze over streams of requests: sweep, filter, sessions, what is held, what is said."""
 
+import json
 from itertools import pairwise
 
 import numpy as np
@@ -11,8 +12,9 @@ from kvtool.analysis.analyze import AnalyzeConfig, analyze, sweep
 from kvtool.analysis.build import build_workload
 from kvtool.analysis.hit_rates import hit_rates
 from kvtool.errors import KvtoolError
+from kvtool.logs.reader import open_log
 from kvtool.requests import BlockIds, Request, Source
-from kvtool.templates import ChatMLTools
+from kvtool.templates import ChatMLTools, JinjaTemplate
 from kvtool.tokens import BytesTokenizer, PromptEncoder
 
 ENCODER = PromptEncoder(BytesTokenizer(), ChatMLTools())
@@ -112,3 +114,23 @@ def test_capacity_rows_never_fall():
     rows = analysis.capacity_rows()
     assert all(low["tokens"] <= high["tokens"] for low, high in pairwise(rows))
     assert rows[-1]["tokens"] == round(analysis.rates.tokens, 6)
+
+
+def test_requests_that_the_chat_template_refuses_are_counted_like_bad_rows(tmp_path):
+    source = (
+        "{% for m in messages %}{% if loop.index0 and m.role == messages[loop.index0 - 1].role %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+    encoder = PromptEncoder(BytesTokenizer(), JinjaTemplate(source, "strict.jinja"))
+    path = tmp_path / "log.jsonl"
+    asked = [{"role": "user", "content": "hello " * 50}]
+    path.write_text("".join(json.dumps({"messages": asked * times}) + "\n" for times in (1, 2, 1, 3, 1)))
+    log = open_log([str(path)])
+    found = analyze(log, lambda: encoder, AnalyzeConfig())
+    assert found.workload.meta["row"].to_pylist() == [1, 3, 5]
+    assert [(one.reason, one.rows, one.first) for one in log.skipped] == [
+        ("chat template strict.jinja: roles must alternate", 2, f"{path}:2")
+    ]
+    path.write_text(json.dumps({"messages": asked * 2}) + "\n")
+    with pytest.raises(KvtoolError, match="roles must alternate"):
+        analyze(open_log([str(path)]), lambda: encoder, AnalyzeConfig())
