@@ -45,6 +45,35 @@ class Assignment(click.ParamType):  # type: ignore[type-arg]
         return field, path
 
 
+class Price(click.ParamType):  # type: ignore[type-arg]
+    """`3,0.3`: USD per million prompt tokens, uncached and cached."""
+
+    name = "in,cached"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, float]:
+        """(uncached, cached); cached is not dearer."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            uncached, cached = map(float, value.split(","))
+        except ValueError:
+            uncached, cached = 0.0, -1.0
+        if not 0 <= cached <= uncached < float("inf"):
+            self.fail(f"{value!r} is not a price such as 3,0.3 (uncached, cached)", param, ctx)
+        return uncached, cached
+
+
+price_option = click.option(
+    "--price",
+    type=Price(),
+    metavar="IN,CACHED",
+    help="USD per million prompt tokens, uncached and cached: what each finding costs.",
+)
+"""What tokens cost: `price`."""
+
+
 def as_dict(ctx: click.Context, param: click.Parameter, value: Sequence[tuple[str, str]]) -> dict[str, str]:
     """Callback of a repeatable Assignment."""
     return dict(value)

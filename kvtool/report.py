@@ -38,6 +38,7 @@ class Finding:
     lost_tokens: prompt tokens that a cache would have served with this finding repaired, and did not.
     hit_rate_if_fixed: token hit rate of a replay with this one finding repaired.
     fingerprint: rule + path + slot template; stable across runs and row numbers.
+    lost_usd: what the lost tokens cost more than cached ones; None where no price was given.
     """
 
     code: str
@@ -54,10 +55,14 @@ class Finding:
     lost_tokens: int
     hit_rate_if_fixed: float
     fix: Fix
+    lost_usd: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The FINDING object of the JSON contract."""
-        return asdict(self)
+        fields = asdict(self)
+        if self.lost_usd is None:
+            del fields["lost_usd"]
+        return fields
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvtool.options import Rate
+from kvtool.options import Rate, price_option
 
 if TYPE_CHECKING:
     from kvtool.lint.run import LintConfig
@@ -34,6 +34,7 @@ class Config:
     baseline: Path | None = None
     write_baseline: Path | None = None
     show_values: bool | None = None
+    price: tuple[float, float] | None = None
     exit_zero: bool = False
     output_format: str = "text"
     output_file: Path | None = None
@@ -68,6 +69,7 @@ class Config:
 @click.option(
     "--write-baseline", type=click.Path(dir_okay=False, path_type=Path), help="Accept all findings of now."
 )
+@price_option
 @click.option("--show-values/--hide-values", default=None, help="Print values as they are, not masked.")
 @click.option("--exit-zero", is_flag=True, help="Exit 0 whatever is found.")
 @click.option("--output-format", type=click.Choice(FORMATS), default=Config.output_format, show_default=True)

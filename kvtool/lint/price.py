@@ -1,11 +1,13 @@
 """What a finding costs: replays of the log with the finding repaired, against the log as it is."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from kvtool.analysis.hit_rates import HitRates, replay_ids
 from kvtool.blocks import TokenIds
 from kvtool.lint.corpus import Corpus
 from kvtool.lint.repair import Repair
+from kvtool.report import Finding
 from kvtool.requests import Request
 from kvtool.tokens import PromptEncoder
 
@@ -65,6 +67,14 @@ def spaces(requests: Sequence[Request]) -> list[int]:
     """A number per request: requests of different models or tenants never share."""
     numbers: dict[tuple[str | None, str | None], int] = {}
     return [numbers.setdefault((request.model, request.tenant), len(numbers)) for request in requests]
+
+
+def in_money(findings: Iterable[Finding], price: tuple[float, float] | None) -> list[Finding]:
+    """`findings` with what they cost. price: USD per million prompt tokens, (uncached, cached)."""
+    if price is None:
+        return list(findings)
+    difference = (price[0] - price[1]) / 1e6
+    return [replace(one, lost_usd=round(one.lost_tokens * difference, 6)) for one in findings]
 
 
 def replayed(

@@ -11,7 +11,7 @@ from kvtool.lint.baseline import Baseline
 from kvtool.lint.check import find
 from kvtool.lint.corpus import arrival_order, readable
 from kvtool.lint.ignores import without_ignored
-from kvtool.lint.price import replayed
+from kvtool.lint.price import in_money, replayed
 from kvtool.lint.redact import redacted
 from kvtool.lint.rules import RULES
 from kvtool.lint.settings import SEVERITIES, selected
@@ -26,7 +26,10 @@ SKIPPED_FOLDERS = {"node_modules", "__pycache__", "venv", "site-packages", "buil
 
 @dataclass(frozen=True)
 class LintConfig:
-    """What a run looks for and when it fails. min_hit_rate: 0..1; max_regression: percentage points."""
+    """What a run looks for and when it fails. min_hit_rate: 0..1; max_regression: percentage points.
+
+    price: USD per million prompt tokens, (uncached, cached).
+    """
 
     select: tuple[str, ...] = ()
     extend_select: tuple[str, ...] = ()
@@ -38,6 +41,7 @@ class LintConfig:
     min_hit_rate: float | None = None
     max_regression: float | None = None
     show_values: bool = False
+    price: tuple[float, float] | None = None
 
 
 @dataclass
@@ -73,7 +77,7 @@ def lint(
         notes += [f"{skip.rows} rows skipped: {skip.reason}, first at {skip.first}" for skip in log.skipped]
         if requests:
             encoder = load_encoder()
-            found += find(requests, encoder, config.block_size)
+            found += in_money(find(requests, encoder, config.block_size), config.price)
             rate = replayed(requests, arrival_order(requests), encoder, config.block_size).tokens
         else:
             notes.append("the logs hold no prompts in text: nothing to lint in them")

@@ -2,7 +2,7 @@
 
 import sys
 
-from kvtool.renderers.terminal import show
+from kvtool.renderers.terminal import cost, show
 from kvtool.report import Finding, Report, Table
 
 
@@ -33,7 +33,7 @@ def _finding(finding: Finding) -> str:
     place = finding.location
     return (
         f"- **{finding.code} {finding.name}** ({finding.severity}): {_escape(finding.message)}\n"
-        f"  at `{place.file}:{place.row}` `{place.path}`; {finding.lost_tokens:,} lost tokens, "
+        f"  at `{place.file}:{place.row}` `{place.path}`; {cost(finding)}, "
         f"hit rate {finding.hit_rate_if_fixed:.1%} if fixed; "
         f"fix: {finding.fix.action}{'' if finding.fix.safe else ' (unsafe)'}"
     )

@@ -42,10 +42,14 @@ def _finding(console: Console, finding: Finding) -> None:
     console.print(f"[{COLOURS[finding.severity]}]{finding.code} {finding.name}[/]  {escape(finding.message)}")
     console.print(f"  at    {escape(f'{place.file}:{place.row} {place.path} [{place.start}:{place.end}]')}")
     console.print(f"  slot  {escape(finding.slot)}")
-    console.print(
-        f"  cost  {finding.lost_tokens:,} lost tokens; hit rate {finding.hit_rate_if_fixed:.1%} if fixed"
-    )
+    console.print(f"  cost  {cost(finding)}; hit rate {finding.hit_rate_if_fixed:.1%} if fixed")
     console.print(f"  fix   {finding.fix.action}{'' if finding.fix.safe else ' (unsafe)'}")
+
+
+def cost(finding: Finding) -> str:
+    """Lost tokens, and dollars where they have a price."""
+    tokens = f"{finding.lost_tokens:,} lost tokens"
+    return tokens if finding.lost_usd is None else f"{tokens}, ${finding.lost_usd:,.4g}"
 
 
 def show(value: str | int | float | None, column: Column) -> str:

@@ -139,6 +139,28 @@ def test_machine_formats(folder: Path) -> None:
     assert (folder / "out.txt").read_text().count("KV") == 2
 
 
+def test_a_price_makes_lost_tokens_dollars() -> None:
+    log = str(SAMPLES / "airline-chat.jsonl")
+    for command in ("lint", "analyze"):
+        arguments = [command, log, "--tokenizer", "bytes", "--price", "3,0.3", "--output-format", "json"]
+        found = json.loads(CliRunner().invoke(main, arguments).stdout)["findings"]
+        assert found
+        for one in found:
+            assert one["lost_usd"] == pytest.approx(one["lost_tokens"] * 2.7e-6, abs=1e-6)
+    shown = lint(log, "--price", "3,0.3").stdout
+    assert f"{found[0]['lost_tokens']:,} lost tokens, ${found[0]['lost_usd']:.4g}; hit rate" in " ".join(
+        shown.split()
+    )
+    assert "lost_usd" not in json.dumps(document(log)["findings"])
+
+
+@pytest.mark.parametrize("price", ["3", "0.3,3", "3,-1", "x,y", "inf,0"])
+def test_a_wrong_price_is_a_usage_error(price: str) -> None:
+    result = lint("nothing.jsonl", "--price", price)
+    assert result.exit_code == 2
+    assert "is not a price" in result.output
+
+
 def test_rules_are_listed_and_explained() -> None:
     assert lint("--list-rules").stdout.count("\n") >= 20
     assert "Why: " in lint("--explain", "clock-time").stdout
