@@ -1,7 +1,8 @@
 """Text or messages -> token ids, with the characters each token came from.
 
 Special tokens cut a prompt into segments that tokenize independently, so each distinct segment is
-encoded once. That is proven for every tokenizer at load, on probes, and dropped where it fails.
+encoded once. Long segments are cut at line ends too where that changes nothing, so that an edited prompt
+costs its changed lines. Both are proven for every tokenizer at load, on probes, and dropped where they fail.
 """
 
 import json
@@ -24,6 +25,14 @@ CACHED_CHARACTERS = 64_000_000
 
 ENTRY_CHARACTERS = 200
 """An entry of the segment cache counts as so many characters more: short ones are mostly overhead."""
+
+LONG = 1000
+"""Characters from which a segment is cut into lines: system prompts and tools, which come back edited."""
+_LINE = re.compile(r"(?<=\S\n)(?=\S)")
+"""Between a line end and the next line; not beside other white space, which tokenizers take together."""
+
+_SPANNING = re.compile(r"[\nĊ][^\s▁ĊčĉĠ]")
+"""A line end and the next line's first character in one token; byte-level vocabularies print the former as Ċ."""
 
 
 class Tokenizer(Protocol):
@@ -103,6 +112,7 @@ class FastTokenizer:
         self._specials = _special_pattern(backend)
         if self._specials is not None and not self._segments_are_independent():
             self._specials = None
+        self._cuts_lines = self._lines_are_independent()
 
     def encode(self, text: str) -> TokenIds:
         """Token ids, uint32 [n]."""
@@ -119,13 +129,20 @@ class FastTokenizer:
             self._cache.clear()
             self._cached_characters = 0
         cut = [self._specials.split(text) for text in texts]
-        new = list({segment: None for segments in cut for segment in segments if segment not in self._cache})
-        for segment, encoding in zip(
-            new, self._backend.encode_batch(new, add_special_tokens=False), strict=True
-        ):
-            self._cache[segment] = _ids(encoding)
-            self._cached_characters += len(segment) + ENTRY_CHARACTERS
         cache = self._cache
+        new = {
+            segment: self._pieces(segment) for segments in cut for segment in segments if segment not in cache
+        }
+        missing = list({piece: None for pieces in new.values() for piece in pieces if piece not in cache})
+        for piece, encoding in zip(
+            missing, self._backend.encode_batch(missing, add_special_tokens=False), strict=True
+        ):
+            cache[piece] = _ids(encoding)
+            self._cached_characters += len(piece) + ENTRY_CHARACTERS
+        for segment, pieces in new.items():
+            if len(pieces) > 1:
+                cache[segment] = np.concatenate([cache[piece] for piece in pieces])
+                self._cached_characters += len(segment) + ENTRY_CHARACTERS
         return [np.concatenate([cache[segment] for segment in segments]) for segments in cut]
 
     def ends(self, text: str) -> NDArray[np.int64]:
@@ -137,6 +154,30 @@ class FastTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens; what the model's own decoder makes of invalid bytes."""
         return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=True))
+
+    def _pieces(self, segment: str) -> list[str]:
+        return _LINE.split(segment) if self._cuts_lines and len(segment) >= LONG else [segment]
+
+    def _lines_are_independent(self) -> bool:
+        """Whether cutting at _LINE gives the ids of the whole.
+
+        No token may span a cut, so merges cannot; what else looks across it is a pattern, and is probed.
+        """
+        newlines = [token for token in self._backend.get_vocab(False) if "\n" in token or "Ċ" in token]
+        if any(_SPANNING.search(token) for token in newlines):
+            return False
+        ends = ["a", "1", ".", "'", "é", "漢", '"}', "->", "A", "_", "#", "🙂", "x  y", "don"]
+        starts = [*ends, "'s", "- ", "{", "\u0301", "</a>", "\u200b"]
+        for end in ends:
+            for start in starts:
+                text = f"{start}b {end}\n{start} c{end}\n{start}"
+                whole = _ids(self._backend.encode(text, add_special_tokens=False))
+                parts = [
+                    _ids(self._backend.encode(part, add_special_tokens=False)) for part in _LINE.split(text)
+                ]
+                if not np.array_equal(whole, np.concatenate(parts)):
+                    return False
+        return True
 
     def _segments_are_independent(self) -> bool:
         """Whether cutting at special tokens gives the ids of the whole, on probes with awkward borders."""

@@ -1,6 +1,7 @@
 """Tokenizers: the segment cache changes nothing, ends fit, loading fails with the reason."""
 
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 
+from kvtool import tokens
 from kvtool.errors import KvtoolError
 from kvtool.requests import Request, Source
 from kvtool.templates import ChatMLTools
@@ -65,6 +67,38 @@ def test_a_tokenizer_whose_segments_depend_on_each_other_is_not_cut() -> None:
     tokenizer = FastTokenizer(made, "t", None, {})
     for text in ("hello<s>world", "a<s> b<s>c"):
         assert tokenizer.encode(text).tolist() == made.encode(text, add_special_tokens=False).ids
+
+
+@settings(deadline=None)
+@given(
+    text=st.lists(st.sampled_from([*PIECES, "a\n", ".\n", "\r\n", "\t", "'s", "- x", "\u0301", "\x1c"])).map(
+        "".join
+    )
+)
+def test_cutting_at_line_ends_gives_the_ids_of_the_whole(backend: Tokenizer, text: str) -> None:
+    tokenizer = FastTokenizer(backend, "t", None, {})
+    assert tokenizer._cuts_lines
+    with mock.patch.object(tokens, "LONG", 1):
+        assert tokenizer.encode(text).tolist() == backend.encode(text, add_special_tokens=False).ids
+
+
+def test_an_edited_line_alone_is_encoded_again(backend: Tokenizer) -> None:
+    tokenizer = FastTokenizer(backend, "t", None, {})
+    lines = [f"hello {number} world\n" for number in range(100)]
+    tokenizer.encode("".join(lines))
+    before = set(tokenizer._cache)
+    tokenizer.encode("".join([*lines[:50], "twice\n", *lines[51:]]))
+    assert sorted(set(tokenizer._cache) - before, key=len)[:-1] == ["twice\n"], "and the text as a whole"
+
+
+def test_a_tokenizer_with_tokens_that_span_lines_is_not_cut_there() -> None:
+    made = Tokenizer(models.BPE())  # without a pre-tokenizer merges go across everything
+    made.train_from_iterator(["a\nb" * 9], BpeTrainer(special_tokens=["<s>"], vocab_size=8))
+    assert any("\nb" in token for token in made.get_vocab())
+    tokenizer = FastTokenizer(made, "t", None, {})
+    text = "a\nb" * 900
+    assert tokenizer.encode(text).tolist() == made.encode(text, add_special_tokens=False).ids
+    assert not tokenizer._cuts_lines
 
 
 def test_bytes_are_four_to_a_token_little_endian() -> None:

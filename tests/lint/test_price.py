@@ -1,0 +1,39 @@
+"""Prices: a replay that encodes only what a repair changes is the replay of the whole repaired log."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtool.lint.check import _together
+from kvtool.lint.corpus import Corpus
+from kvtool.lint.naming import candidates
+from kvtool.lint.price import Pricer, replayed
+from kvtool.requests import Request
+from kvtool.tokens import PromptEncoder
+
+Read = Callable[[Sequence[dict[str, Any]]], list[Request]]
+SAMPLE = Path(__file__).resolve().parent.parent.parent / "samples/airline-chat.jsonl"
+
+
+@pytest.mark.parametrize("wanted", [("KV101",), ("KV201",), ("KV401",), ("KV101", "KV201", "KV401")])
+def test_only_what_changed_is_encoded_and_the_rates_are_exact(
+    wanted: tuple[str, ...], read: Read, encoder: PromptEncoder
+) -> None:
+    rows = [json.loads(line) for line in SAMPLE.read_text().splitlines()[:60]]
+    for row in rows[1::3]:
+        row["messages"][1]["content"] += "\n\n[NOTE: plan mode is on; do not book anything yet.]"
+    requests = read(rows)
+    corpus = Corpus(requests, encoder, 32)
+    found = [one for one in candidates(corpus) if one.code in wanted]
+    assert {one.code for one in found} == set(wanted)
+    repair = _together(found)
+    pricer = Pricer(corpus, 32)
+    rates = pricer.repaired(repair)
+    whole = [repair.apply(index, request) for index, request in enumerate(requests)]
+    full = replayed(whole, corpus.order, encoder, 32)
+    assert (rates.saved_tokens, rates.prompt_tokens) == (full.saved_tokens, full.prompt_tokens)
+    assert rates.saved.tolist() == full.saved.tolist()
+    assert rates.saved_tokens != pricer.base.saved_tokens
