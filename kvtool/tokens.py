@@ -32,7 +32,7 @@ _LINE = re.compile(r"(?<=\S\n)(?=\S)")
 """Between a line end and the next line; not beside other white space, which tokenizers take together."""
 
 _SPANNING = re.compile(r"[\nĊ][^\s▁ĊčĉĠ]")
-"""A line end and the next line's first character in one token; byte-level vocabularies print the former as Ċ."""
+"""A line end and what follows it in one token; byte-level vocabularies print the former as Ċ."""
 
 
 class Tokenizer(Protocol):
