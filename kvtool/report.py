@@ -35,7 +35,8 @@ class Fix:
 class Finding:
     """One cause of lost prefix tokens, with its price.
 
-    lost_tokens: prompt tokens that a cache would have served with this finding repaired, and did not.
+    lost_tokens: prompt tokens that a cache would serve more with this finding repaired: by itself, or
+    beside the repairs of all others, whichever is more.
     hit_rate_if_fixed: token hit rate of a replay with this one finding repaired.
     fingerprint: rule + path + slot template; stable across runs and row numbers.
     lost_usd: what the lost tokens cost more than cached ones; None where no price was given.

@@ -1,5 +1,6 @@
 """README's command lines: the cheap ones run, in order, the others must at least parse."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -43,6 +44,13 @@ def test_a_line_of_the_readme(line: list[str], folder: Path) -> None:
         if isinstance(command, click.Group):
             command, words = command.commands[words[0]], words[1:]
         assert command.make_context(line[0], words).params
+
+
+def test_the_findings_shown_are_those_of_the_sample(folder: Path) -> None:
+    shown = re.findall(r"(KV\d+ .+): ([\d,]+) tokens lost", (ROOT / "README.md").read_text(encoding="utf-8"))
+    result = CliRunner().invoke(main, ["analyze", "samples/airline-chat.jsonl", "--output-format", "json"])
+    found = json.loads(result.stdout)["findings"]
+    assert shown == [(f"{one['code']} {one['message']}", f"{one['lost_tokens']:,}") for one in found]
 
 
 def test_every_command_is_shown() -> None:
