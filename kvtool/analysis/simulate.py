@@ -17,6 +17,7 @@ from kvtool.analysis.rates import Rates, rates_of
 from kvtool.analysis.replay import replay
 from kvtool.analysis.resident import Resident
 from kvtool.analysis.simulation_advice import Known, advise
+from kvtool.analysis.tier_rows import tier_rows
 from kvtool.analysis.workload import Workload
 from kvtool.cache.policies import POLICIES
 from kvtool.errors import KvtoolError
@@ -37,9 +38,9 @@ DEFAULT_POLICIES = ("lru", "cost", BELADY)
 @dataclass(frozen=True)
 class SimulateConfig:
     """capacities: as `parse_capacity` reads them, all replicas together. train_fraction: requests before
-    it only warm the caches. ttl: seconds. tiers: (name, capacity), fastest first. timed: requests overlap
-    (one replica, no ttl); None: one after the other. prefetch: from the lower tiers, as learned from the
-    training part."""
+    it only warm the caches. ttl: seconds. tiers: (name, capacity), fastest first; tier_speeds: (name, bytes a
+    second). timed: requests overlap (one replica, no ttl); None: one after the other. prefetch: from the lower
+    tiers, as learned from the training part."""
 
     capacities: tuple[str, ...] = CAPACITIES
     policies: tuple[str, ...] = DEFAULT_POLICIES
@@ -49,6 +50,7 @@ class SimulateConfig:
     train_fraction: float = 0.0
     ttl: float | None = None
     tiers: tuple[tuple[str, str], ...] = ()
+    tier_speeds: tuple[tuple[str, int], ...] = ()
     prefetch: bool = False
     seed: int = 0
     timed: "TimedConfig | None" = None
@@ -190,17 +192,16 @@ class Simulation:
         }
 
     def tier_rows(self) -> list[dict[str, Any]]:
-        """Hit rate of each tier under LRU, where a block that leaves a tier goes to the next and comes
-        back to the first when used: then the tiers are sections of one recency stack."""
-        rows, total, below = [], 0, 0.0
-        for name, text in self.config.tiers:
-            total += self._blocks(text)
-            tokens = self.curve.at(total).tokens
-            rows.append(
-                {"tier": name, "capacity_blocks": self._blocks(text), "tokens": round(tokens - below, 6)}
-            )
-            below = tokens
-        return rows
+        """What each of the tiers does under LRU."""
+        rate = None if self.config.timed is None else self.config.timed.prefill_rate
+        speeds = {}
+        if self.config.tier_speeds:
+            if self.shape is None:
+                raise KvtoolError("--tier-speed: bytes need --model", "name a model folder, or embedded")
+            block = self.shape.bytes_per_token() * self.workload.block_size
+            speeds = {name: speed / block for name, speed in self.config.tier_speeds}
+        tiers = [(name, self._blocks(text)) for name, text in self.config.tiers]
+        return tier_rows(self.workload, self.curve, tiers, rate, speeds)
 
     def prefetch(self) -> dict[str, Any]:
         """What prefetching to the first tier would do to the requests after the training part."""

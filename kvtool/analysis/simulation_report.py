@@ -55,12 +55,23 @@ def present(document: dict[str, Any], notes: list[str]) -> Report:
         + ([row["prewarmed"]["tokens"] if "prewarmed" in row else None] if prewarmed else [])
         for row in document["rows"]
     ]
+    timed = any("seconds_saved" in row for row in document["tiers"])
     tables = [
         Table("Caches", columns, rows),
         Table(
             "Tiers (lru)",
-            [Column("tier"), Column("blocks", "count"), Column("hit rate", "rate")],
-            [[row["tier"], row["capacity_blocks"], row["tokens"]] for row in document["tiers"]],
+            [
+                Column("tier"),
+                Column("blocks", "count"),
+                Column("hit rate", "rate"),
+                Column("blocks written", "count"),
+                *([Column("seconds saved", "count")] if timed else []),
+            ],
+            [
+                [row["tier"], row["capacity_blocks"], row["tokens"], row["written_blocks"]]
+                + ([round(row["seconds_saved"])] if timed else [])
+                for row in document["tiers"]
+            ],
         ),
         Table("Advice", [Column(""), Column("")], [[row["code"], row["text"]] for row in document["advice"]]),
     ]

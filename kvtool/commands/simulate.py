@@ -9,7 +9,15 @@ import click
 
 from kvtool.cache.policies import POLICIES
 from kvtool.errors import KvtoolError
-from kvtool.options import Assignment, Rate, format_options, output_format, prompt_options, request_options
+from kvtool.options import (
+    Assignment,
+    Rate,
+    Size,
+    format_options,
+    output_format,
+    prompt_options,
+    request_options,
+)
 from kvtool.renderers import RENDERERS
 
 if TYPE_CHECKING:
@@ -32,6 +40,7 @@ class Config:
     routing: str = "prefix"
     hash_blocks: int = 2
     tiers: tuple[tuple[str, str], ...] = ()
+    tier_speeds: tuple[tuple[str, int], ...] = ()
     prefetch: bool = False
     resident: Path | None = None
     ttl: float | None = None
@@ -55,6 +64,14 @@ def as_tiers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[
     """`device=5%,host=20%` -> pairs, fastest first."""
     kind = Assignment()
     return tuple(kind.convert(part.strip(), None, None) for part in value.split(",")) if value else ()
+
+
+def as_speeds(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[tuple[str, int], ...]:
+    """`host=20GiB,disk=3GiB` -> pairs with bytes."""
+    pairs = as_tiers(context, parameter, value)
+    return tuple((name, Size().convert(size, parameter, context)) for name, size in pairs)
 
 
 @click.command(
@@ -97,6 +114,14 @@ def as_tiers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[
     callback=as_tiers,
     metavar="NAME=SIZE,...",
     help="Hit rate per tier, such as device=5%,host=20%.",
+)
+@click.option(
+    "--tier-speed",
+    "tier_speeds",
+    callback=as_speeds,
+    metavar="NAME=BYTES,...",
+    help="Bytes a second that loads from a tier reach, such as host=20GiB; with --model and --prefill-rate: "
+    "time saved.",
 )
 @click.option(
     "--prefetch",
@@ -161,6 +186,7 @@ def run(config: Config) -> "Report":
             config.train_fraction,
             config.ttl,
             config.tiers,
+            config.tier_speeds,
             config.prefetch,
             config.seed,
             timing(config),

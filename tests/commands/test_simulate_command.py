@@ -137,3 +137,18 @@ def test_a_prewarmed_start_from_an_analysis_or_from_shards(tmp_path, tiny_model,
     assert row["prewarmed"]["tokens"] == plan["hit_rate"]["with_cache"]
     shown = kvtool("simulate", CHAT, "--tokenizer", "bytes", "--resident", tmp_path / "a.duckdb")
     assert shown.exit_code == 2 and "another tokenizer" in shown.output
+
+
+def test_tiers_say_what_is_written_and_how_long_it_saves():
+    options = (SAMPLE, "--capacity", "1%", "--policy", "lru", "--tiers", "device=1%,host=99%")
+    plain = simulate(*options)["tiers"]
+    assert all(row["written_blocks"] > 0 and "seconds_saved" not in row for row in plain)
+    rates = ("--model", "embedded", "--prefill-rate", "1000")
+    free = simulate(*options, *rates)["tiers"]
+    slow = simulate(*options, *rates, "--tier-speed", "host=1MiB")["tiers"]
+    assert free[0]["seconds_saved"] == slow[0]["seconds_saved"] >= 0
+    assert free[1]["seconds_saved"] > 0 > slow[1]["seconds_saved"], (
+        "a load slower than computing saves nothing"
+    )
+    shown = kvtool("simulate", *options, "--tier-speed", "host=fast")
+    assert shown.exit_code == 2 and "not a size" in shown.output
