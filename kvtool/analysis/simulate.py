@@ -39,7 +39,7 @@ DEFAULT_POLICIES = ("lru", "cost", BELADY)
 class SimulateConfig:
     """capacities: as `parse_capacity` reads them, all replicas together. train_fraction: requests before
     it only warm the caches. ttl: seconds. tiers: (name, capacity), fastest first; tier_speeds: (name, bytes a
-    second). timed: requests overlap (one replica, no ttl); None: one after the other. prefetch: from the lower
+    second). timed: requests overlap (one replica, no ttl); None: one after the other. prefetch: from lower
     tiers, as learned from the training part."""
 
     capacities: tuple[str, ...] = CAPACITIES
