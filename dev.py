@@ -69,8 +69,15 @@ def test(options: list[str]) -> int:
             failed.append(command[0])
     if failed:
         say(f"FAILED: {', '.join(failed)} (see above); pytest follows")
-    say(" ".join(["pytest", *options]))
-    code = subprocess.run([str(PYTHON), "-m", "pytest", *options], cwd=ROOT, check=False).returncode
+    # One worker a core, so one torch thread a worker; four at most, since each holds a model.
+    workers = ["-n", "auto", "--maxprocesses", "4"]
+    say(" ".join(["pytest", *workers, *options]))
+    code = subprocess.run(
+        [str(PYTHON), "-m", "pytest", *workers, *options],
+        cwd=ROOT,
+        env={"OMP_NUM_THREADS": "1", **os.environ},
+        check=False,
+    ).returncode
     return code or bool(failed)
 
 
