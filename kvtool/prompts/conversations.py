@@ -34,16 +34,16 @@ def number_conversations(prompts: Sequence[Prompt], order: Sequence[int]) -> lis
     said: dict[str, int] = {}
     asked: dict[str, int] = {}
     edges: dict[str, deque[tuple[str, int]]] = {}
-    bare: dict[str, str] = {}
+    forms: dict[str, str] = {}
     opened: dict[int, str] = {}
     count = 0
     for index in order:
         prompt = prompts[index]
         node, found = 0, -1
         for field in prompt.conversation():
-            if field.text not in bare:
-                bare[field.text] = _bare(field.text)
-            node = nodes.setdefault((node, field.role, bare[field.text]), len(nodes) + 1)
+            if field.text not in forms:
+                forms[field.text] = bare(field.text)
+            node = nodes.setdefault((node, field.role, forms[field.text]), len(nodes) + 1)
             found = ends.get(node, found)
         session = prompt.request.session
         if session is not None:
@@ -94,7 +94,7 @@ def _reopened(prompt: Prompt, edges: Mapping[str, Iterable[tuple[str, int]]]) ->
     return found
 
 
-def _bare(text: str) -> str:
+def bare(text: str) -> str:
     """`text` in NFC without white space."""
     return "".join(unicodedata.normalize("NFC", text).split())
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Literal
 
+from kvtool.prompts.conversations import bare
 from kvtool.prompts.fields import Field, Prompt
 
 REMEMBERED = 8
@@ -51,6 +52,8 @@ class Turns:
 
     def __init__(self, prompts: Sequence[Prompt]) -> None:
         self._ids: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
+        self._forms: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
+        self._form: dict[int, int] = {}
         self.units: list[list[Unit]] = [self._units(prompt) for prompt in prompts]
 
     def _units(self, prompt: Prompt) -> list[Unit]:
@@ -60,9 +63,11 @@ class Turns:
         units = []
         for message, fields in by_message.items():
             key = (fields[0].role, tuple((field.part, field.text) for field in fields))
-            units.append(
-                Unit(self._ids.setdefault(key, len(self._ids)), message, fields[0].role, tuple(fields))
-            )
+            id = self._ids.setdefault(key, len(self._ids))
+            if id not in self._form:
+                form = (fields[0].role, tuple((field.part, bare(field.text)) for field in fields))
+                self._form[id] = self._forms.setdefault(form, len(self._forms))
+            units.append(Unit(id, message, fields[0].role, tuple(fields)))
         return units
 
     def steps(self, order: Sequence[int], conversation: Sequence[int], agent: Sequence[int]) -> list[Step]:
@@ -78,17 +83,26 @@ class Turns:
         return steps
 
     def _continued(self, index: int, known: Sequence[int]) -> int | None:
-        """The one of `known` that shares most with `index`; the latest of equals, None without overlap."""
+        """The one of `known` that shares most with `index`; the latest of equals, None without overlap.
+
+        White space does not count: of a history whose line ends come and go, the latest state is continued.
+        """
         ids = [unit.id for unit in self.units[index]]
-        best: tuple[int, int] | None = None
+        forms = {self._form[id] for id in ids}
+        best: tuple[tuple[int, int], int] | None = None
         for other in known:
             theirs = [unit.id for unit in self.units[other]]
             if len(ids) < len(theirs) and theirs[: len(ids)] == ids:
                 if best is None:
-                    best = (0, -1)  # it starts over from an earlier point: nothing is lost
+                    best = ((0, 0), -1)  # it starts over from an earlier point: nothing is lost
                 continue
-            overlap = len(theirs) if ids[: len(theirs)] == theirs else len(set(ids) & set(theirs))
-            if overlap and (best is None or overlap >= best[0]):
+            whole = ids[: len(theirs)] == theirs
+            same = len(theirs) if whole else len(set(ids) & set(theirs))
+            shared = same  # one message alone is no history that was read back: it begins a chat
+            if not whole and len(ids) > 1:
+                shared = len(forms & {self._form[id] for id in theirs})
+            overlap = (shared, same)
+            if shared and (best is None or overlap >= best[0]):
                 best = (overlap, other)
         if best is not None and best[1] < 0:
             return None

@@ -102,3 +102,10 @@ def test_the_request_that_shares_most_is_continued() -> None:
 
 def test_nothing_in_common_is_no_step() -> None:
     assert Turns([prompt(U[0]), prompt(U[1])]).steps([0, 1], [0, 0], [0, 0]) == []
+
+
+def test_line_ends_that_come_and_go_do_not_hide_the_latest_request() -> None:
+    plain, odd = "Good day.\nWhere?", "Good day.\r\nWhere?"
+    requests = [prompt(odd), prompt(plain, A[0], U[1]), prompt(odd, A[0] + " ", U[1] + " ", A[2], U[3])]
+    steps = Turns(requests).steps([0, 1, 2], [0, 0, 0], [0, 0, 0])
+    assert [(step.previous, step.current) for step in steps] == [(0, 1), (1, 2)]
