@@ -65,6 +65,22 @@ def structured(value: Any) -> tuple[Any, str]:
     return value, ""
 
 
+def tool_list(tools: Any, where: str, paths: dict[str, str]) -> tuple[list[dict[str, Any]], str]:
+    """Tools as a list of objects (empty for none), and where they really stand, entered in `paths`.
+
+    A BadRow for anything else.
+    """
+    tools, step = structured(tools)
+    if tools is None or tools == []:
+        return [], where
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise BadRow(f"{where} is not a list of objects")
+    where += step
+    if where != "tools":
+        paths["tools"] = where
+    return tools, where
+
+
 def first(row: Any, keys: Iterable[str]) -> Any:
     """Value of the first of `keys` that is present and neither None nor empty."""
     if not isinstance(row, dict):

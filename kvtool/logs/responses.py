@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvtool.logs.chat import Prompt, content_part, join
-from kvtool.logs.fields import structured, text_or_none
+from kvtool.logs.fields import structured, text_or_none, tool_list
 from kvtool.logs.format import BadRow
 from kvtool.requests import Message
 
@@ -52,14 +52,9 @@ def responses_prompt(body: Mapping[str, Any], path: str) -> Prompt:
 
 def responses_tools(tools: Any, where: str, paths: dict[str, str]) -> list[dict[str, Any]] | None:
     """Function tools in the chat API's shape; the provider's own tools as they are."""
-    tools, step = structured(tools)
-    if tools is None or tools == []:
+    tools, where = tool_list(tools, where, paths)
+    if not tools:
         return None
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise BadRow(f"{where} is not a list of objects")
-    where += step
-    if where != "tools":
-        paths["tools"] = where
     shaped: list[dict[str, Any]] = []
     for index, tool in enumerate(tools):
         if not isinstance(tool.get("function", {}), dict):
