@@ -79,11 +79,6 @@ class Workload:
         )
         return pc.coalesce(self.meta["id"], places)
 
-    @property
-    def space_names(self) -> list[str]:
-        """Spaces for people: 'model' or 'model (tenant)'."""
-        return [f"{model or '-'} ({tenant})" if tenant else model or "-" for model, tenant in self.spaces]
-
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
         """Blocks of each prompt, int64 [r]."""
