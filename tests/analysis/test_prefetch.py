@@ -1,33 +1,13 @@
 """Prefetch: a pipeline of two agents by hand, and any log against a plain list of recency."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtool.analysis.build import build_workload
 from kvtool.analysis.prefetch import simulate_prefetch
 from kvtool.analysis.simulate import SimulateConfig, Simulation
 from kvtool.analysis.transitions import GROWS, TransitionConfig, learn_transitions, path_of
 from kvtool.errors import KvtoolError
-from kvtool.requests import BlockIds, Request, Source
-
-
-def log(rows):
-    """rows: (seconds, session, block ids)."""
-    return build_workload(
-        [
-            Request(
-                id=str(row),
-                source=Source("t", row),
-                arrival=int(time * 1e6),
-                session=session,
-                block_ids=BlockIds(np.array(ids), 4, 4 * len(ids)),
-            )
-            for row, (time, session, ids) in enumerate(rows)
-        ],
-        None,
-    )
 
 
 def pipeline(sessions):
@@ -40,7 +20,7 @@ def pipeline(sessions):
     return rows
 
 
-def test_a_pipelines_next_agent_is_there_when_it_is_asked():
+def test_a_pipelines_next_agent_is_there_when_it_is_asked(log):
     """The first tier holds one agent's blocks. Of each session after training, the coder's four shared
     blocks come ahead; the planner's cannot be foreseen, for nothing of its session was seen before."""
     workload = log(pipeline(40))
@@ -62,7 +42,7 @@ def test_a_pipelines_next_agent_is_there_when_it_is_asked():
     }
 
 
-def test_sessions_that_stop_after_training_make_it_waste():
+def test_sessions_that_stop_after_training_make_it_waste(log):
     rows = pipeline(20) + [(1000 + 10 * n, f"t{n}", [1, 2, 3, 4, 300 + n]) for n in range(10)]
     workload = log(rows)
     model = learn_transitions(workload, 40, TransitionConfig(0.5, 5))
@@ -73,7 +53,7 @@ def test_sessions_that_stop_after_training_make_it_waste():
     assert result.to_json()["demand_loads_avoided"] == -6.75 and result.to_json()["waste"] == 1.0
 
 
-def test_the_command_reports_it_and_refuses_what_cannot_be():
+def test_the_command_reports_it_and_refuses_what_cannot_be(log):
     workload = log(pipeline(40))
     options = {"capacities": ("10",), "policies": ("lru",), "tiers": (("device", "5"), ("host", "100"))}
     document = Simulation(workload, SimulateConfig(**options, train_fraction=0.5, prefetch=True)).run()
@@ -133,7 +113,7 @@ def plainly(workload, model, train, first, below, prefetching):
     st.integers(1, 5),
     st.integers(1, 9),
 )
-def test_equal_to_a_plain_list_of_recency(rows, first, below):
+def test_equal_to_a_plain_list_of_recency(log, rows, first, below):
     now, names, requests = 0, {}, []
     for pause, session, symbols in rows:
         now += pause

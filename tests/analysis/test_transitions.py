@@ -2,30 +2,9 @@
 
 from collections import Counter
 
-import numpy as np
-
-from kvtool.analysis.build import build_workload
 from kvtool.analysis.transitions import ANY, ENDS, GROWS, TransitionConfig, learn_transitions
-from kvtool.requests import BlockIds, Request, Source
 
 PLAN, CODE = 1, 2
-
-
-def log(rows):
-    """rows: (seconds, session, block ids)."""
-    return build_workload(
-        [
-            Request(
-                id=str(row),
-                source=Source("t", row),
-                arrival=int(time * 1e6),
-                session=session,
-                block_ids=BlockIds(np.array(ids), 4, 4 * len(ids)),
-            )
-            for row, (time, session, ids) in enumerate(rows)
-        ],
-        None,
-    )
 
 
 ROWS = [
@@ -42,7 +21,7 @@ ROWS = [
 ]
 
 
-def test_states_counts_and_waits_of_a_small_log():
+def test_states_counts_and_waits_of_a_small_log(log):
     workload = log(ROWS)
     model = learn_transitions(workload, 6, TransitionConfig(0.5, 1, 0.5, 1.0))
     plan, code = int(workload.nodes[0]), int(workload.nodes[4])
@@ -58,7 +37,7 @@ def test_states_counts_and_waits_of_a_small_log():
     assert model.predict(int(workload.nodes[1])) is None, "unknown: all states together, two of six"
 
 
-def test_a_state_needs_evidence_of_its_own_and_growing_a_prompt_to_grow():
+def test_a_state_needs_evidence_of_its_own_and_growing_a_prompt_to_grow(log):
     model = learn_transitions(log(ROWS), 6, TransitionConfig(0.3, 4, 0.5, 0.5))
     code = int(log(ROWS).nodes[4])
     assert model.predict(code) == (code, 2 / 6, 1.75), "with three transitions the state counts for nothing"
@@ -69,7 +48,7 @@ def test_a_state_needs_evidence_of_its_own_and_growing_a_prompt_to_grow():
     assert alone.predict(-1, grows=False) is None
 
 
-def test_what_comes_after_the_training_part_changes_nothing():
+def test_what_comes_after_the_training_part_changes_nothing(log):
     model = learn_transitions(log(ROWS), 6)
     other = learn_transitions(log([*ROWS[:6], (10, "a", [PLAN, 10]), (11, "e", [CODE, 20, 22])]), 6)
     assert (model.follows, model.waits) == (other.follows, other.waits)
