@@ -69,8 +69,9 @@ def test(options: list[str]) -> int:
             failed.append(command[0])
     if failed:
         say(f"FAILED: {', '.join(failed)} (see above); pytest follows")
-    # One worker a core, so one torch thread a worker; four at most, since each holds a model.
-    workers = ["-n", "auto", "--maxprocesses", "4"]
+    # One worker a core, so one torch thread a worker; four at most, since each holds a model. A file
+    # stays with one worker, which makes its fixtures once.
+    workers = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadfile"]
     say(" ".join(["pytest", *workers, *options]))
     code = subprocess.run(
         [str(PYTHON), "-m", "pytest", *workers, *options],
