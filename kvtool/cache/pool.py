@@ -212,6 +212,10 @@ class Pool:
         core.commit(self._state, node, slot)
         core.unpin(self._state, _ids([node]))
 
+    def give_back(self, slot: int) -> None:
+        """A private slot that `take` gave and that was not filled is free again."""
+        core.free_slot(self._state, slot)
+
     def pin(self, nodes: list[int]) -> None:
         """Hold resident `nodes` outside any lease; each pin needs one unpin."""
         core.pin(self._state, _ids(nodes))

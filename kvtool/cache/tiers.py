@@ -48,6 +48,17 @@ class TieredLease(Lease):
     loaded: int = 0
 
 
+@dataclass(slots=True)
+class Staging:
+    """Blocks on their way up to the host tier before anybody asked: `moves` are still to be read.
+
+    `held` are in the host tier and stay there until `unstage`.
+    """
+
+    moves: list[Move]
+    held: list[int]
+
+
 class TieredPool:
     """Pools by tier; `device` slots are what leases hold. A capacity of 0 leaves a tier out."""
 
@@ -146,6 +157,55 @@ class TieredPool:
         lease.loads = []
         lease.loaded = loaded
         self.device.commit(lease, lease.hit + loaded)
+
+    def stage(self, nodes: list[int], most: int) -> Staging:
+        """Bring the located prefix of `nodes` up to the host tier: slots for at most `most` blocks of it.
+
+        No use is counted, so that a guess does not change a block's rank. Sources are held until `land`.
+        """
+        host = self.lower[Tier.HOST]
+        tiers = self.locate(nodes)
+        held = [node for node, tier in zip(nodes, tiers, strict=False) if tier is Tier.HOST][:most]
+        host.pin(held)
+        below = [node for node, tier in zip(nodes, tiers, strict=False) if tier > Tier.HOST]
+        staging = Staging([], held)
+        for node in below[: most - len(held)]:
+            source = self._source(node)
+            assert source is not None
+            if source[0] in self.lower:
+                self.lower[source[0]].pin([node])  # or making room for it could push it out
+            target, victim = host.take()
+            if target < 0:
+                if source[0] in self.lower:
+                    self.lower[source[0]].unpin([node])
+                break
+            if victim >= 0:
+                self._demote(victim, Tier.HOST, target)
+            staging.moves.append(Move(node, *source, Tier.HOST, target))
+        return staging
+
+    def land(self, staging: Staging, count: int) -> None:
+        """The first `count` of `staging.moves` are in their host slots."""
+        host = self.lower[Tier.HOST]
+        for move in staging.moves[:count]:
+            host.place(move.node, move.target_slot)
+            host.pin([move.node])
+            staging.held.append(move.node)
+            if move.source in self.lower:
+                self.lower[move.source].unpin([move.node])
+        del staging.moves[:count]
+
+    def unstage(self, staging: Staging, bad: bool = False) -> None:
+        """Let go of what was staged; what has not arrived will not be read. `bad`: the first such copy is."""
+        host = self.lower[Tier.HOST]
+        for move in staging.moves:
+            host.give_back(move.target_slot)
+            if move.source in self.lower:
+                self.lower[move.source].unpin([move.node])
+        if bad and staging.moves:
+            self.discard(staging.moves[0].node, staging.moves[0].source)
+        host.unpin(staging.held)
+        staging.moves, staging.held = [], []
 
     def extend(self, lease: TieredLease, blocks: int) -> bool:
         """Lease `blocks` more private slots; False (and what was got is kept) when the pool is held."""

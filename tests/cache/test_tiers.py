@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from kvtool.cache.policies import POLICIES
-from kvtool.cache.tiers import Move, Tier, TieredLease, TieredPool
+from kvtool.cache.tiers import Move, Staging, Tier, TieredLease, TieredPool
 
 LRU = POLICIES.load("lru")
 
@@ -160,6 +160,7 @@ class Memories(RuleBasedStateMachine):
         self.memory: dict[Tier, dict[int, int]] = defaultdict(dict)
         self.nodes: list[int] = []
         self.live: list[TieredLease] = []
+        self.stagings: list[Staging] = []
         self.now = 0.0
 
     def paths(self, node: int) -> list[int]:
@@ -236,6 +237,29 @@ class Memories(RuleBasedStateMachine):
             self.live = [other for other in self.live if other is not lease]
             self.pool.release(lease)
 
+    @rule(leaf=st.integers(0, 30), most=st.integers(0, 6))
+    def stage(self, leaf: int, most: int) -> None:
+        if self.nodes and Tier.HOST in self.pool.lower:
+            staging = self.pool.stage(self.paths(self.nodes[leaf % len(self.nodes)]), most)
+            assert len(staging.moves) + len(staging.held) <= most
+            self.execute()
+            self.stagings.append(staging)
+
+    @rule(number=st.integers(0, 5), count=st.integers(0, 4), end=st.sampled_from(["", "late", "bad"]))
+    def land(self, number: int, count: int, end: str) -> None:
+        if not self.stagings:
+            return
+        staging = self.stagings[number % len(self.stagings)]
+        arrived = staging.moves[:count]
+        for move in arrived:
+            assert self.memory[move.source][move.source_slot] == move.node
+            self.memory[Tier.HOST][move.target_slot] = move.node
+        self.pool.land(staging, count)
+        assert all(self.pool.lower[Tier.HOST].slot_of(move.node) >= 0 for move in arrived)
+        if end:
+            self.pool.unstage(staging, bad=end == "bad")
+            self.stagings.remove(staging)
+
     @rule(node=st.integers(0, 30))
     def evict(self, node: int) -> None:
         if self.nodes:
@@ -254,6 +278,8 @@ class Memories(RuleBasedStateMachine):
     def teardown(self) -> None:
         for lease in getattr(self, "live", []):
             self.pool.release(lease)
+        for staging in getattr(self, "stagings", []):
+            self.pool.unstage(staging)
         if hasattr(self, "pool"):
             self.pool.clear()
             self.pool.check()
@@ -265,6 +291,31 @@ TestMemories = Memories.TestCase
 TestMemories.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+def test_staged_blocks_come_to_the_host_tier_stay_there_and_change_no_rank() -> None:
+    pool = TieredPool(LRU, device=1, host=3, disk=32)
+    a = chain(pool, 2)
+    pool.adopt(Tier.DISK, [(a[0], 4), (a[1], 2)])
+    for now in range(3):
+        serve(pool, [pool.add_node(-1)], float(now))
+    pool.take_moves()
+    staging = pool.stage(a, 8)
+    assert [move[:4] for move in staging.moves] == [
+        (a[0], Tier.DISK, 4, Tier.HOST),
+        (a[1], Tier.DISK, 2, Tier.HOST),
+    ]
+    pool.land(staging, 2)
+    assert pool.locate(a) == [Tier.HOST] * 2 and staging.moves == []
+    assert pool.device.state.touches[a[0]] == 0, "a guess is no use"
+    for now in range(3, 9):
+        serve(pool, [pool.add_node(-1)], float(now))
+    assert pool.locate(a) == [Tier.HOST] * 2, "held, though never used"
+    pool.unstage(staging)
+    for now in range(9, 12):
+        serve(pool, [pool.add_node(-1)], float(now))
+    assert pool.locate(a) == [Tier.DISK] * 2, "the first to leave once it was wrong"
+    pool.check()
 
 
 def test_adopting_needs_an_empty_tier() -> None:
