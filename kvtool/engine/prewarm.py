@@ -1,23 +1,21 @@
 """Prewarm: walk the plan's trie over the arena, compute every token once, write shards as it goes.
 
-The arena holds the current path and nothing else: the block at depth d is in slot d, a branch overwrites
-its sibling from where they part, parents are shared by staying where they are. The forward is the one that
-serving uses. A run that was interrupted goes on behind the last committed shard file and computes the
-same pieces in the same shapes, so what it writes is what the first run would have written.
+The forward is the one that serving uses; it runs ahead in a thread of its own while this one encodes,
+writes and commits. A run that was interrupted goes on behind the last committed shard file and computes
+the same pieces in the same shapes, so what it writes is what the first run would have written.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from kvtool.analysis.plan import Plan
 from kvtool.blocks import BlockHash, child_hash
-from kvtool.engine.compute.arena import Arena
+from kvtool.engine.ahead import ahead
+from kvtool.engine.compute.arena import Block
 from kvtool.engine.compute.model import Model
-from kvtool.engine.compute.runner import Chunk, Runner
-from kvtool.engine.schedule import Batch, Piece, batches, chunking, cut_pieces
+from kvtool.engine.schedule import Batch, batches, chunking, cut_pieces
 from kvtool.engine.storage.codec import Codec, block_parts, encode_block
 from kvtool.engine.storage.codecs import load_codec
 from kvtool.engine.storage.files import exclusive
@@ -27,10 +25,14 @@ from kvtool.engine.storage.maintenance import SHARD_BYTES, free_numbers, sweep
 from kvtool.engine.storage.manifest import INDEX, MANIFEST, Manifest, ShardFile, commit, sha256, shard_name
 from kvtool.engine.storage.shards import BadBlock, ShardSet, open_shards
 from kvtool.engine.storage.writer import Planned, ShardWriter, write_shard
+from kvtool.engine.walk import Walk
 from kvtool.errors import KvtoolError
 
 EXACT = {"codec": "raw"}
 """The codec whose blocks can stand in for computed ones when a run resumes."""
+
+AHEAD_BYTES = 256 << 20
+"""Blocks that are computed and not yet written take about this much memory at most."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class _Run:
         self.known: dict[BlockHash, BlockRow] = dict(self.shards.index) if self.shards else {}
         self.model = model
         self.blocks_done = sum(name in self.known for name in self.hashes)
-        self.computed = self.again = self.loaded = 0
+        self.walk: Walk | None = None
 
     def go(self) -> PrewarmResult:
         """Bring the folder up to date, one committed shard file after the other."""
@@ -138,65 +140,47 @@ class _Run:
         if not work:  # only expected hits have changed, or the last commit was cut short
             before = self._commit(before, manifest, complete=True)
             return
-        arena = Arena(self.model, int(self.plan.depth.max()) + 1, self.plan.block_size)
-        runner = Runner(self.model, arena)
-        for at, batch in enumerate(work):
-            file = self._write(batch, next(numbers), runner, arena)
-            files = tuple(sorted((*manifest.files, file), key=lambda file: file.number))
-            last = at + 1 == len(work)
-            manifest = before = self._commit(before, replace(manifest, files=files), complete=last)
+        self.walk = Walk(self.plan, self.model, self._exact)
+        weight = self.identity.shape.elements * self.model.dtype.itemsize
+        with closing(ahead(self.walk.blocks(work), AHEAD_BYTES, lambda _: weight)) as blocks:
+            for at, batch in enumerate(work):
+                file = self._write(batch, next(numbers), blocks)
+                files = tuple(sorted((*manifest.files, file), key=lambda file: file.number))
+                last = at + 1 == len(work)
+                manifest = before = self._commit(before, replace(manifest, files=files), complete=last)
 
     def _commit(self, before: Manifest | None, manifest: Manifest, complete: bool) -> Manifest:
         index = index_to_bytes(self.known.values(), self.plan.block_size)
         return commit(self.folder, before, replace(manifest, complete=complete), index)
 
-    def _write(self, batch: Batch, number: int, runner: Runner, arena: Arena) -> ShardFile:
-        """Compute a file's pieces and stream their blocks into it."""
+    def _write(self, batch: Batch, number: int, blocks: Iterator[tuple[int, Block]]) -> ShardFile:
+        """Stream a file's blocks into it as they come."""
         shape = self.identity.shape
         planned = [
             Planned(self.hashes[row], tuple(block_parts(self.codec, shape, bool(self.plan.depth[row] == 0))))
             for row in batch.stored
         ]
-        stored = set(batch.stored)
         with write_shard(self.folder / shard_name(number), planned) as writer:
-            for piece in batch.pieces:
-                self._fill(piece, stored, runner, arena)
-                for row in range(piece.first, piece.last):
-                    if row in stored:
-                        self._append(row, number, writer, arena)
-                self.blocks_done += sum(row in stored for row in range(piece.first, piece.last))
+            for expected in batch.stored:
+                row, block = next(blocks)
+                assert row == expected
+                self._append(row, block, number, writer)
+                self.blocks_done += 1
                 self.progress(self.blocks_done * self.plan.block_size)
         return writer.file()
 
-    def _fill(self, piece: Piece, stored: set[int], runner: Runner, arena: Arena) -> None:
-        """Bring a piece's blocks into the arena. A piece that is only built upon is read back if exact."""
-        size = self.plan.block_size
-        new = sum(row in stored for row in range(piece.first, piece.last))
-        if new == 0 and self._load(piece, arena):
-            self.loaded += (piece.last - piece.first) * size
-            return
-        start = int(self.plan.depth[piece.first]) * size + piece.shared
-        tokens = np.ravel(self.plan.tokens[piece.first : piece.last])[piece.shared :]
-        runner.step([Chunk(tokens, start, range(-(-(start + len(tokens)) // size)))])
-        fresh = new * size - (piece.shared if piece.first in stored else 0)
-        self.computed += fresh
-        self.again += len(tokens) - fresh
-
-    def _load(self, piece: Piece, arena: Arena) -> bool:
-        """Whether all blocks of a stored piece could be read back without loss."""
+    def _exact(self, row: int) -> Block | None:
+        """A stored block that can stand in for a computed one."""
         assert self.shards is not None
-        for row in range(piece.first, piece.last):
-            name = self.hashes[row]
-            if self.shards.manifest.codecs[self.shards.index[name].codec] != EXACT:
-                return False
-            try:
-                block = self.shards.read_block(name)
-            except BadBlock:
-                return False
-            arena.write_block(int(self.plan.depth[row]), list(block))
-        return True
+        name = self.hashes[row]
+        if self.shards.manifest.codecs[self.shards.index[name].codec] != EXACT:
+            return None
+        try:
+            return list(self.shards.read_block(name))
+        except BadBlock:
+            return None
 
-    def _append(self, row: int, number: int, writer: ShardWriter, arena: Arena) -> None:
+    def _append(self, row: int, block: Block, number: int, writer: ShardWriter) -> None:
         depth = int(self.plan.depth[row])
         name = self.hashes[row]
         parent = int(self.plan.parent[row])
@@ -205,7 +189,7 @@ class _Run:
             if parent < 0
             else self.hashes[parent]
         )
-        data = encode_block(self.codec, self.identity.shape, arena.read_block(depth), depth == 0)
+        data = encode_block(self.codec, self.identity.shape, block, depth == 0)
         writer.append(data)
         self.known[name] = BlockRow(
             hash=name,
@@ -273,9 +257,9 @@ class _Run:
             new_blocks=new_blocks,
             files=len({row.shard for row in rows}),
             bytes=stored,
-            tokens_computed=self.computed,
-            tokens_again=self.again,
-            tokens_loaded=self.loaded,
+            tokens_computed=self.walk.computed if self.walk else 0,
+            tokens_again=self.walk.again if self.walk else 0,
+            tokens_loaded=self.walk.loaded if self.walk else 0,
             bits_per_element=8 * stored / (len(rows) * self.identity.shape.elements),
             kl=sum(measured) / len(rows) if len(measured) == len(rows) else None,
             up_to_date=up_to_date,

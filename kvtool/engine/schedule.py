@@ -1,8 +1,12 @@
-"""The order in which prewarm computes a plan: pieces of chains, each one forward of a fixed shape.
+"""The order in which prewarm computes a plan: pieces of chains, packed into forwards of a fixed shape.
 
 KV values depend in their last bits on the shape of the forward that made them. So the cuts follow
 from the plan alone: a piece ends where the trie branches and at absolute positions that are multiples
 of `chunk_tokens`. A run that resumes computes the very same pieces.
+
+Pieces that nothing builds upon, the ends of prompts, share a forward with their neighbours: siblings
+and cousins read their common history once. A piece that others need is computed alone, so that it comes
+out the same when it has to be computed again for them.
 
 Where prompts part inside a block, the tokens before the split stand in the slot already, left there by
 the sibling that computed them: a piece starts behind them, and no token is computed twice.
@@ -22,7 +26,7 @@ class Piece:
     """Rows [first, last) of the plan: consecutive blocks of one chain. `parent` is the row above, or -1.
 
     shared: leading tokens of the first block that earlier siblings computed; owners: the pieces, by
-    number, that did.
+    number, that did. ends: no other piece builds on this one, neither below it nor beside it.
     """
 
     first: int
@@ -30,6 +34,10 @@ class Piece:
     parent: int
     shared: int
     owners: tuple[int, ...]
+    ends: bool
+
+    def __len__(self) -> int:
+        return self.last - self.first
 
 
 def chunk_tokens(block_size: int) -> int:
@@ -39,7 +47,7 @@ def chunk_tokens(block_size: int) -> int:
 
 def chunking(block_size: int) -> dict[str, object]:
     """What the manifest records about the cuts."""
-    return {"cuts": "splits and multiples", "tokens": chunk_tokens(block_size), "sequences": 1}
+    return {"cuts": "splits and multiples", "tokens": chunk_tokens(block_size), "packed": "ends"}
 
 
 def cut_pieces(plan: Plan) -> list[Piece]:
@@ -50,8 +58,9 @@ def cut_pieces(plan: Plan) -> list[Piece]:
     children = [0] * (len(parents) + 1)
     for parent in parents:
         children[parent] += 1
-    pieces: list[Piece] = []
+    cuts: list[tuple[int, int, int, tuple[int, ...]]] = []
     families = _Families(plan)
+    built_upon: set[int] = set()
     first = 0
     for row in range(1, len(parents) + 1):
         goes_on = (
@@ -61,10 +70,14 @@ def cut_pieces(plan: Plan) -> list[Piece]:
             and depths[row] % per_piece != 0
         )
         if not goes_on:
-            shared, owners = families.enter(first, len(pieces))
-            pieces.append(Piece(first, row, parents[first], shared, owners))
+            shared, owners = families.enter(first, len(cuts))
+            cuts.append((first, row, shared, owners))
+            built_upon.update(owners)
             first = row
-    return pieces
+    return [
+        Piece(first, last, parents[first], shared, owners, children[last - 1] == 0 and at not in built_upon)
+        for at, (first, last, shared, owners) in enumerate(cuts)
+    ]
 
 
 class _Families:
@@ -89,9 +102,12 @@ class _Families:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The pieces to visit for one shard file, in order: those to store, and ancestors they build on."""
+    """The forwards for one shard file, in order: of what it stores, and of ancestors that this builds on.
 
-    pieces: list[Piece]
+    A forward is one piece, or several that end prompts and hold `chunk_tokens` together at most.
+    """
+
+    forwards: list[tuple[Piece, ...]]
     stored: list[int]  # rows of the plan that the file will hold, in order
 
 
@@ -110,15 +126,28 @@ def batches(plan: Plan, pieces: Sequence[Piece], missing: Callable[[int], bool],
     for piece, rows, need in zip(pieces, wanted, needed, strict=True):
         added = int(plan.bytes[rows].sum())
         if rows and stored and size + added > limit:
-            packed.append(Batch(visit, stored))
+            packed.append(Batch(_forwards(visit, plan.block_size), stored))
             visit, stored, size = [], [], 0
         if need:
             visit.append(piece)
             stored.extend(rows)
             size += added
     if stored:
-        packed.append(Batch(visit, stored))
+        packed.append(Batch(_forwards(visit, plan.block_size), stored))
     return packed
+
+
+def _forwards(pieces: Sequence[Piece], block_size: int) -> list[tuple[Piece, ...]]:
+    """Neighbours that end prompts together, as many as fit; all others alone."""
+    room = chunk_tokens(block_size) // block_size
+    found: list[tuple[Piece, ...]] = []
+    for piece in pieces:
+        last = found[-1] if found else ()
+        if piece.ends and last and last[-1].ends and sum(map(len, last)) + len(piece) <= room:
+            found[-1] = (*last, piece)
+        else:
+            found.append((piece,))
+    return found
 
 
 def _needed(pieces: Sequence[Piece], wanted: list[bool]) -> list[bool]:

@@ -19,7 +19,7 @@ from kvtool.engine.compute.load import load_model
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.runner import Chunk, Runner
 from kvtool.engine.prewarm import PrewarmConfig, PrewarmResult, prewarm
-from kvtool.engine.schedule import cut_pieces
+from kvtool.engine.schedule import CHUNK_TOKENS, cut_pieces
 from kvtool.engine.storage.codec import block_bytes, encode_block
 from kvtool.engine.storage.codecs import load_codec
 from kvtool.engine.storage.files import exclusive
@@ -80,14 +80,28 @@ def computed(steps: list[list[Chunk]]) -> int:
     return sum(len(chunk.tokens) for batch in steps for chunk in batch)
 
 
-def test_every_distinct_token_is_computed_exactly_once(model, requests, tmp_path, steps) -> None:
-    plan = plan_for(model, requests)
-    result = prewarm(plan, model, tmp_path / "s", PrewarmConfig())
+def test_every_distinct_token_is_computed_exactly_once(model, requests, tmp_path, steps, monkeypatch) -> None:
+    plan = plan_for(model, requests, min_requests=1)
     paths: Counter[tuple[int, ...]] = Counter()
-    current: list[int] = []
-    for (chunk,) in steps:
-        current[chunk.start :] = chunk.tokens.tolist()
-        paths.update(tuple(current[: at + 1]) for at in range(chunk.start, len(current)))
+    slots: dict[int, list[int]] = {}  # what stands in the arena
+    real_step, real_copy = Runner.step, Arena.copy_from
+
+    def step(self: Runner, batch: list[Chunk]) -> torch.Tensor:
+        for chunk in batch:
+            before = [token for slot in chunk.slots for token in slots.get(slot, [])][: chunk.start]
+            path = [*before, *chunk.tokens.tolist()]
+            paths.update(tuple(path[: at + 1]) for at in range(chunk.start, len(path)))
+            for depth in range(chunk.start // BLOCK, len(path) // BLOCK):
+                slots[chunk.slots[depth]] = path[depth * BLOCK : (depth + 1) * BLOCK]
+        return real_step(self, batch)
+
+    def copy_from(self: Arena, other: Arena, theirs: list[int], ours: list[int]) -> None:
+        slots.update((ours[at], slots[slot]) for at, slot in enumerate(theirs))
+        real_copy(self, other, theirs, ours)
+
+    monkeypatch.setattr(Runner, "step", step)
+    monkeypatch.setattr(Arena, "copy_from", copy_from)
+    result = prewarm(plan, model, tmp_path / "s", PrewarmConfig())
     distinct = set()
     for tokens in model.encoder.encode(requests):
         distinct.update(tuple(tokens[: at + 1].tolist()) for at in range(len(tokens)))
@@ -108,10 +122,11 @@ def test_every_distinct_token_is_computed_exactly_once(model, requests, tmp_path
         up_to_date=False,
     )
     assert computed(steps) == plan.forecast.tokens < plan.forecast.tokens_unshared / 2
-    assert len(steps) == len(cut_pieces(plan))
+    assert max(map(len, steps)) > 1, "no two ends of prompts shared a forward"
+    assert sum(map(len, steps)) == len(cut_pieces(plan))
 
 
-def test_memory_is_one_path_whatever_the_trie(model, requests, tmp_path, monkeypatch) -> None:
+def test_memory_is_one_path_and_one_forward_whatever_the_trie(model, requests, tmp_path, monkeypatch) -> None:
     plan = plan_for(model, requests)
     made: list[int] = []
     real = Arena.__init__
@@ -122,7 +137,7 @@ def test_memory_is_one_path_whatever_the_trie(model, requests, tmp_path, monkeyp
 
     monkeypatch.setattr(Arena, "__init__", init)
     prewarm(plan, model, tmp_path / "s", PrewarmConfig())
-    assert made == [int(plan.depth.max()) + 1] and made[0] < len(plan)
+    assert made == [int(plan.depth.max()) + 1 + CHUNK_TOKENS // BLOCK]
 
 
 def test_stored_blocks_are_what_plain_transformers_computes(model, requests, tmp_path, tiny_model) -> None:
@@ -315,6 +330,32 @@ def test_a_folder_that_cannot_be_made_and_a_full_disk_are_named(
     assert list((tmp_path / "s").iterdir()) == []
 
 
+def test_an_error_of_the_model_ends_the_run_and_what_was_committed_stays(
+    model, requests, tmp_path, monkeypatch
+) -> None:
+    plan = plan_for(model, requests)
+    prewarm(plan, model, tmp_path / "whole", small_files(plan))
+    forwards = 0
+    real = Runner.step
+
+    def step(self: Runner, batch: list[Chunk]) -> torch.Tensor:
+        nonlocal forwards
+        forwards += 1
+        if forwards == 4:
+            raise MemoryError("out of memory")
+        return real(self, batch)
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError, match="out of memory"):
+        patch.setattr(Runner, "step", step)
+        prewarm(plan, model, tmp_path / "s", small_files(plan))
+    assert {path.name for path in (tmp_path / "s").iterdir()} == {
+        "index.parquet", "manifest.json", "shard-00000.safetensors"
+    }  # fmt: skip
+    assert verify(tmp_path / "s") == [] and not read_manifest(tmp_path / "s").complete
+    prewarm(plan, model, tmp_path / "s", small_files(plan))
+    assert contents(tmp_path / "s") == contents(tmp_path / "whole")
+
+
 def test_two_writers_do_not_meet(model, requests, tmp_path) -> None:
     with exclusive(tmp_path / "s"), pytest.raises(KvtoolError, match="another process is writing"):
         prewarm(plan_for(model, requests), model, tmp_path / "s", PrewarmConfig())
@@ -330,7 +371,7 @@ def test_progress_reaches_the_plans_tokens(model, requests, tmp_path) -> None:
     plan = plan_for(model, requests)
     seen: list[int] = []
     prewarm(plan, model, tmp_path / "s", PrewarmConfig(), seen.append)
-    assert seen == sorted(seen) and seen[-1] == len(plan) * BLOCK and len(seen) == len(cut_pieces(plan))
+    assert seen == [BLOCK * done for done in range(1, len(plan) + 1)]
 
 
 def test_bf16_blocks_come_back_bit_for_bit(requests, tmp_path, tiny_model) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kvtool.analysis.build import build_workload
 from kvtool.analysis.plan import Plan, PlanConfig, make_plan
 from kvtool.engine import schedule
-from kvtool.engine.schedule import batches, chunk_tokens, chunking, cut_pieces
+from kvtool.engine.schedule import Batch, Piece, batches, chunk_tokens, chunking, cut_pieces
 from kvtool.requests import Request, Source
 
 
@@ -70,11 +70,23 @@ def test_a_resumed_run_packs_the_rest_as_the_first_run_did(prompts, limit, data)
     whole = batches(plan, pieces, lambda row: True, limit)
     assert [row for batch in whole for row in batch.stored] == list(range(len(plan)))
     for batch in whole:
-        assert len(batch.pieces) == 1 or plan.bytes[batch.stored].sum() <= limit
+        assert sum(map(len, batch.forwards)) == 1 or plan.bytes[batch.stored].sum() <= limit
     done = data.draw(st.integers(0, len(whole)))
     present = {row for batch in whole[:done] for row in batch.stored}
     rest = batches(plan, pieces, lambda row: row not in present, limit)
     assert [batch.stored for batch in rest] == [batch.stored for batch in whole[done:]]
+    for again, first in zip(rest, whole[done:], strict=True):  # and in the same forwards
+        assert storing(again) == storing(first)
+
+
+def storing(batch: Batch) -> list[tuple[Piece, ...]]:
+    """The forwards that make something new."""
+    new = set(batch.stored)
+    return [
+        forward
+        for forward in batch.forwards
+        if any(not new.isdisjoint(range(piece.first, piece.last)) for piece in forward)
+    ]
 
 
 @given(PROMPTS, st.integers(1, 80), st.data())
@@ -82,17 +94,22 @@ def test_what_is_visited_is_what_is_missing_and_what_it_builds_on(prompts, limit
     plan = plan_of(prompts)
     pieces = cut_pieces(plan)
     missing = set(data.draw(st.lists(st.integers(0, len(plan) - 1), max_size=5)))
-    visited = [
-        piece for batch in batches(plan, pieces, missing.__contains__, limit) for piece in batch.pieces
+    forwards = [
+        forward for batch in batches(plan, pieces, missing.__contains__, limit) for forward in batch.forwards
     ]
+    visited = [piece for forward in forwards for piece in forward]
     assert len(set(visited)) == len(visited)
-    arena: dict[int, tuple[int, ...]] = {}  # position -> the prefix whose last token stands there
+    home: dict[int, tuple[int, ...]] = {}  # position -> the prefix whose last token stands there
     paths = prefixes(plan)
-    for piece in visited:
-        start = int(plan.depth[piece.first]) * 2 + piece.shared
-        path = paths[piece.last - 1]
-        assert all(arena[at] == path[: at + 1] for at in range(start))
-        arena |= {at: path[: at + 1] for at in range(start, len(path))}
+    for forward in forwards:
+        assert len(forward) == 1 or sum(map(len, forward)) <= chunk_tokens(2) // 2
+        for piece in forward:
+            start = int(plan.depth[piece.first]) * 2 + piece.shared
+            path = paths[piece.last - 1]
+            assert all(home[at] == path[: at + 1] for at in range(start))
+            if piece.ends:
+                continue  # stands at the side, where nobody looks for it
+            home |= {at: path[: at + 1] for at in range(start, len(path))}
     holder = {row: number for number, piece in enumerate(pieces) for row in range(piece.first, piece.last)}
     needed: set[int] = set()
     queue = [holder[row] for row in missing]
@@ -115,6 +132,28 @@ def test_every_token_of_the_trie_is_computed_once(prompts):
         computed += [path[: at + 1] for at in range(start, len(path))]
     assert len(set(computed)) == len(computed) == plan.forecast.tokens
     assert set(computed) == {path[: at + 1] for path in paths for at in range(len(path))}
+
+
+@given(PROMPTS)
+def test_a_piece_ends_where_no_other_reads_what_it_computed(prompts):
+    plan = plan_of(prompts)
+    pieces = cut_pieces(plan)
+    for number, piece in enumerate(pieces):
+        rows = range(piece.first, piece.last)
+        users = [other for other in pieces if other.parent in rows or number in other.owners]
+        assert piece.ends == (not users)
+
+
+def test_ends_of_prompts_share_a_forward_and_what_others_need_is_alone():
+    common, ends = [1, 1, 2, 2], [[3, 3], [4, 4, 5, 5], [6, 6]]
+    plan = plan_of(
+        [[*common, *end, 0] for end in ends] + [[*common, 7, 7, 8, 8, 9, 0], [*common, 7, 7, 9, 9, 9]]
+    )
+    (batch,) = batches(plan, cut_pieces(plan), lambda row: True, 10_000)
+    tokens = [
+        [plan.tokens[piece.first : piece.last, 0].tolist() for piece in step] for step in batch.forwards
+    ]
+    assert tokens == [[[1, 2]], [[7]], [[8], [9], [3], [4, 5], [6]]]
 
 
 def test_full_pieces_are_whole_blocks():
