@@ -1,6 +1,7 @@
 """What several rooms need: a tiny model directory, a branching log, a server on loopback."""
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -13,6 +14,10 @@ import pytest
 if TYPE_CHECKING:
     from kvtool.engine.serving.engine import Engine
     from kvtool.engine.serving.scheduler import Scheduler
+
+# Without a GPU, kernels run under Triton's interpreter. Triton reads this once, when anything imports it.
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,9 @@
 """`kvtool_paged`: attention over block tables, registered with transformers for any model to use.
 
 A forward gets a `PagedStep` as its argument `kvtool`. Each layer writes its new keys (after RoPE) and
-values into the arena, then executes the step's reads. Two kernels compute one read: torch's flash
-kernel for CPUs, which returns the log-sum-exp that merging needs, and plain matrix products for
-everything else (soft caps, unequal head sizes, CUDA until it has kernels of its own). They are the
-place where device blocks that stay quantized would be read: a kernel takes `Keys` and the arena, so
-one that dequantizes in place changes nothing above it.
+values into the arena, then executes the step's plan. On CUDA that is a `TilePlan` for our own kernels. On
+CPUs it is a `ReadPlan`, each read of which is computed by torch's flash kernel, which returns the
+log-sum-exp that merging needs, or by plain matrix products (soft caps, unequal head sizes).
 """
 
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from kvtool.engine.compute.arena import Arena
+from kvtool.engine.compute.kernels.tables import TilePlan
 from kvtool.engine.compute.reads import Part, ReadPlan
 
 NAME = "kvtool_paged"
@@ -31,7 +30,7 @@ class PagedStep:
 
     arena: Arena
     writes: Tensor
-    plan: ReadPlan
+    plan: ReadPlan | TilePlan
     windows: tuple[int | None, ...]
 
 
@@ -52,20 +51,59 @@ def paged_attention(
     `scaling` defaults to D ** -0.5. `s_aux` [H] are the logits of attention sinks.
     """
     assert kvtool is not None, "this model runs through Runner.step"
-    arena, layer = kvtool.arena, int(module.layer_idx)  # type: ignore[arg-type]
-    kv_heads, tokens = key.shape[1], key.shape[2]
-    groups = query.shape[1] // kv_heads
-    arena.keys[layer].flatten(0, 1).index_copy_(0, kvtool.writes, key[0].transpose(0, 1))
-    arena.values[layer].flatten(0, 1).index_copy_(0, kvtool.writes, value[0].transpose(0, 1))
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    queries = query[0].reshape(kv_heads, groups, tokens, query.shape[3])
-    out, sums = _read_all(kvtool, layer, queries, key[0], value[0], scale, softcap)
+    compute = _tiled if isinstance(kvtool.plan, TilePlan) else _gathered
+    out, sums = compute(kvtool, layer, query[0], key[0], value[0], scale, softcap)
     if s_aux is not None:
         # A sink adds exp(s) to the softmax's sum and nothing to its output.
-        out = out * torch.sigmoid(sums - s_aux.view(kv_heads, groups, 1).to(sums.dtype))[..., None].to(
-            out.dtype
-        )
-    return out.reshape(1, kv_heads * groups, tokens, value.shape[3]).transpose(1, 2).contiguous(), None
+        out = out * torch.sigmoid(sums - s_aux.to(sums.dtype))[..., None].to(out.dtype)
+    return out[None].contiguous(), None
+
+
+def _tiled(
+    step: PagedStep,
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor]:
+    """(output [T, H, Dv], log-sum-exp [T, H]) by the kernels."""
+    from kvtool.engine.compute.kernels.layers import LayerBlocks
+    from kvtool.engine.compute.kernels.paged import paged
+
+    assert isinstance(step.plan, TilePlan)
+    return paged(
+        step.plan,
+        LayerBlocks(step.arena.keys[layer], step.arena.values[layer]),
+        step.writes,
+        query.transpose(0, 1),
+        key.transpose(0, 1),
+        value.transpose(0, 1),
+        scale,
+        window=step.windows[layer],
+        softcap=softcap,
+    )
+
+
+def _gathered(
+    step: PagedStep,
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor]:
+    """(output [T, H, Dv], log-sum-exp [T, H]) by torch's operations."""
+    kv_heads, tokens = key.shape[:2]
+    step.arena.keys[layer].flatten(0, 1).index_copy_(0, step.writes, key.transpose(0, 1))
+    step.arena.values[layer].flatten(0, 1).index_copy_(0, step.writes, value.transpose(0, 1))
+    queries = query.reshape(kv_heads, -1, tokens, query.shape[2])
+    out, sums = _read_all(step, layer, queries, key, value, scale, softcap)
+    return out.flatten(0, 1).transpose(0, 1), sums.flatten(0, 1).transpose(0, 1)
 
 
 def _read_all(
@@ -78,6 +116,7 @@ def _read_all(
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
     """(output [Hkv, G, T, Dv], log-sum-exp [Hkv, G, T]) of all rows over all of their reads."""
+    assert isinstance(step.plan, ReadPlan)
     parts = step.plan.parts(step.windows[layer])
     tokens = queries.shape[2]
     if len(parts) == 1:

@@ -10,6 +10,7 @@ from torch import Tensor
 from kvtool.blocks import TokenIds
 from kvtool.engine.compute.arena import Arena
 from kvtool.engine.compute.attention import PagedStep
+from kvtool.engine.compute.kernels.tables import TilePlan, processors
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.reads import ReadPlan, Span
 
@@ -32,9 +33,11 @@ class Chunk:
 class Runner:
     """Runs a model over its arena. Not thread-safe: one step at a time."""
 
-    def __init__(self, model: Model, arena: Arena) -> None:
+    def __init__(self, model: Model, arena: Arena, kernels: bool | None = None) -> None:
+        """`kernels`: attend by the Triton kernels; by default where the arena is on a GPU."""
         self.model = model
         self.arena = arena
+        self._kernels = arena.device.type == "cuda" if kernels is None else kernels
         self._windows = tuple(layer.window for layer in model.config.layers)
 
     def step(self, batch: Sequence[Chunk]) -> Tensor:
@@ -48,7 +51,11 @@ class Runner:
         tokens = np.concatenate([chunk.tokens for chunk in batch]).astype(np.int64)
         positions = np.concatenate([np.arange(span.start, span.end) for span in spans])
         assert positions.max() < self.model.config.max_positions, "beyond the model's last position"
-        plan = ReadPlan(spans, self.arena.block_size, device, self.arena.dtype)
+        plan: ReadPlan | TilePlan
+        if self._kernels:
+            plan = TilePlan(spans, device, processors(device))
+        else:
+            plan = ReadPlan(spans, self.arena.block_size, device, self.arena.dtype)
         writes = torch.from_numpy(self._writes(spans)).to(device)
         with torch.inference_mode():
             output = self.model.module(
