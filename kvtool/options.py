@@ -1,6 +1,7 @@
 """Option types and groups of options that several commands share."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -147,6 +148,15 @@ request_options = together(
     click.option("--share-tenants", is_flag=True, help="Let requests of different tenants share blocks."),
 )
 """Which requests count and which may share: `where`, `session_gap`, `share_tenants`."""
+
+
+report_option = click.option(
+    "--report",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.html",
+    help="Also write a page for people: one file that needs no network.",
+)
+"""A page in one file: `report`."""
 
 
 def output_format(*names: str) -> Callable[[Decorated], Decorated]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from kvtool.page import Page
+
 Severity = Literal["error", "warning", "info"]
 Action = Literal["move-to-last-user", "freeze", "strip", "sort", "canonicalize", "report"]
 
@@ -39,7 +41,9 @@ class Finding:
     beside the repairs of all others, whichever is more.
     hit_rate_if_fixed: token hit rate of a replay with this one finding repaired.
     fingerprint: rule + path + slot template; stable across runs and row numbers.
+    marginal_gain: rise of the token hit rate when it is repaired after all findings listed before it.
     lost_usd: what the lost tokens cost more than cached ones; None where no price was given.
+    lost_gpu_seconds: prefill time of the lost tokens; None where no model was given.
     """
 
     code: str
@@ -56,13 +60,16 @@ class Finding:
     lost_tokens: int
     hit_rate_if_fixed: float
     fix: Fix
+    marginal_gain: float = 0.0
     lost_usd: float | None = None
+    lost_gpu_seconds: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The FINDING object of the JSON contract."""
         fields = asdict(self)
-        if self.lost_usd is None:
-            del fields["lost_usd"]
+        for name in ("lost_usd", "lost_gpu_seconds"):
+            if fields[name] is None:
+                del fields[name]
         return fields
 
 
@@ -86,7 +93,7 @@ class Table:
 @dataclass(slots=True)
 class Report:
     """What a command returns. Ten lines first: headline, then tables and findings, then notes, then
-    `closing`, the line that a reader must not miss."""
+    `closing`, the line that a reader must not miss. page: for --report, made only where it is asked for."""
 
     data: dict[str, Any]
     headline: list[str] = field(default_factory=list)
@@ -94,3 +101,4 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     closing: list[str] = field(default_factory=list)
+    page: Page | None = None

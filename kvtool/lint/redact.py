@@ -16,6 +16,11 @@ def redacted(findings: Iterable[Finding]) -> list[Finding]:
 
 def mask(text: str) -> str:
     """'Ann 2025-03-01' -> 'Xxx 0000-00-00', cut to LONGEST characters."""
-    text = re.sub(r"\d", "0", text)
-    text = re.sub(r"[^\W\d_]", lambda match: "X" if match[0].isupper() else "x", text)
+    text = shape(text)
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def shape(text: str) -> str:
+    """`text` with every letter and digit masked, character for character."""
+    text = re.sub(r"\d", "0", text)
+    return re.sub(r"[^\W\d_]", lambda match: "X" if match[0].isupper() else "x", text)

@@ -1,0 +1,108 @@
+"""The report page of an analysis: its figures, and every picture that its workload can give."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from kvtool.analysis.analyze import Analysis
+from kvtool.analysis.branches import branches
+from kvtool.analysis.memory import ModelShape
+from kvtool.analysis.next_steps import Options, next_steps
+from kvtool.analysis.timeline import over_time, sessions
+from kvtool.analysis.what_if import capacity, routing
+from kvtool.page import BlockSize, Branch, Exhibit, Figure, Page
+
+SHOWN_TOKENS = 64
+"""Tokens of a branch that are decoded."""
+SHOWN = 180
+"""Characters of them that are shown."""
+
+
+def analysis_page(
+    analysis: Analysis,
+    document: Mapping[str, Any],
+    exhibits: Sequence[Exhibit],
+    logs: Sequence[str],
+    options: Options,
+    shape: ModelShape | None,
+    price: tuple[float, float] | None,
+    hide: Callable[[str], str] | None,
+) -> Page:
+    """The page. hide: masks text that only one session has; None shows it. options: see `next_steps`."""
+    workload, rate = analysis.workload, document["hit_rate"]
+    source = document["source"]
+    lost = round((rate["normalized_tokens"] - rate["tokens"]) * document["tokens"]["prompt"])
+    return Page(
+        title="Prompt cache report",
+        subtitle=f"{files(source['files'])}: {source['requests']:,} requests in {source['sessions']:,} "
+        f"sessions, {document['tokens']['prompt']:,} prompt tokens, blocks of {document['block_size']}",
+        figures=_figures(document, lost, price),
+        redacted=hide is not None,
+        prompt_tokens=document["tokens"]["prompt"],
+        lost_tokens=lost,
+        served=rate["tokens"],
+        served_fixed=None if analysis.encoder is None else rate["normalized_tokens"],
+        exhibits=exhibits,
+        trie=_trie(analysis, hide),
+        capacity=capacity(workload, analysis.curve, shape),
+        block_sizes=block_sizes(document["block_sizes"]),
+        block_size=document["block_size"],
+        over_time=over_time(workload, analysis.rates),
+        sessions=sessions(workload, analysis.rates, named=hide is None),
+        routing=routing(workload),
+        steps=next_steps(document, logs, options),
+    )
+
+
+def files(names: Sequence[str]) -> str:
+    """`a.jsonl`, or `a.jsonl and 3 more`."""
+    first = PurePath(names[0]).name if names else "-"
+    return first if len(names) < 2 else f"{first} and {len(names) - 1} more"
+
+
+def block_sizes(rows: Sequence[Mapping[str, Any]]) -> list[BlockSize]:
+    """Rows of `sweep`."""
+    return [BlockSize(row["block_size"], row["tokens"], row["distinct_blocks"]) for row in rows]
+
+
+def _figures(document: Mapping[str, Any], lost: int, price: tuple[float, float] | None) -> list[Figure]:
+    rate = document["hit_rate"]
+    figures = [
+        Figure("Hit rate now", f"{rate['tokens']:.1%}", "of prompt tokens, with a cache that never evicts"),
+    ]
+    if document["tokenizer"]["chat_template"] is not None:
+        gain = 100 * (rate["normalized_tokens"] - rate["tokens"])
+        figures += [
+            Figure(
+                "After safe fixes",
+                f"{rate['normalized_tokens']:.1%}",
+                f"{gain:+.1f} points, measured by replaying the fixed log",
+                strong=True,
+            ),
+            Figure("Tokens lost", f"{lost:,}", "computed again although a cache could have had them"),
+        ]
+    else:
+        figures.append(
+            Figure("Distinct tokens", f"{document['tokens']['distinct']:,}", "each computed once at best")
+        )
+    if price is not None:
+        cost = lost * (price[0] - price[1]) / 1e6
+        figures.append(Figure("Money lost", f"${cost:,.2f}", f"at {price[0]:g} and {price[1]:g} USD per 1M"))
+    return figures
+
+
+def _trie(analysis: Analysis, hide: Callable[[str], str] | None) -> list[Branch]:
+    workload, counts, encoder = analysis.workload, analysis.usage, analysis.encoder
+
+    def text(head: int, last: int) -> str:
+        if encoder is None:
+            return ""
+        path = workload.path_of(last)
+        blocks = path[path.index(head) :][: -(-SHOWN_TOKENS // workload.block_size)]
+        ids = [int(word) for node in blocks for word in workload.tokens_of(node)]
+        own = encoder.tokenizer.decode(ids)[:SHOWN]
+        return hide(own) if hide is not None and counts.sessions[head] < 2 else own
+
+    return branches(
+        workload.parent, workload.depth, counts.requests, counts.sessions, workload.block_size, text
+    )
