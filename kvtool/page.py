@@ -44,7 +44,7 @@ class Exhibit:
     """A finding in the prompt it was found in. `index` counts within Report.findings.
 
     before, prompt_tokens: tokens of that prompt in front of the slot, and all of them; before is None where
-    the cause has no single place. shared: whether some other request has the same prompt up to the slot.
+    the cause has no single place. why, instead: the rule's own words.
     """
 
     index: int
@@ -56,6 +56,8 @@ class Exhibit:
     prompt_tokens: int
     diff: Sequence[Line]
     diff_note: str
+    why: str
+    instead: str
 
 
 @dataclass(frozen=True, slots=True)

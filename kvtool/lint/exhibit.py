@@ -138,9 +138,7 @@ def _lines(before: Sequence[str], after: Sequence[str]) -> list[Line]:
             if kind == "equal":
                 lines += [Line(" ", _window(text, 0)) for text in before[a:b] if text.strip()]
                 continue
-            offsets = [
-                _first_difference(old, new) for old, new in zip(before[a:b], after[c:d], strict=False)
-            ]
+            offsets = [_first_difference(old, new) for old, new in zip(before[a:b], after[c:d], strict=False)]
             offsets += [0] * (max(b - a, d - c) - len(offsets))
             lines += [Line("-", _window(text, at)) for text, at in zip(before[a:b], offsets, strict=False)]
             lines += [Line("+", _window(text, at)) for text, at in zip(after[c:d], offsets, strict=False)]

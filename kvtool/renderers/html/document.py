@@ -51,7 +51,7 @@ def page_html(report: Report) -> str:
             notes=[visible(note) for note in report.notes],
             tables=[_table(table) for table in report.tables] if report.page is None else [],
             sections=_sections(shown, bool(report.findings)),
-        policy=_policy(script, style),
+            policy=_policy(script, style),
             style=style,
             script=script,
             data=script_json({name: shown[name] for name in DRAWN}),
