@@ -189,8 +189,8 @@ def read_arrays(parent: np.ndarray, depth: np.ndarray, leaf: np.ndarray) -> Work
         parent,
         depth,
         np.zeros(nodes, np.int32),
-        np.zeros((1, 2), np.uint32),
         pa.table({name: pa.nulls(0) for name in META.names}),
+        np.zeros((1, 2), np.uint32),
     )
 
 
@@ -203,7 +203,8 @@ def main() -> None:
     parser.add_argument("--large", action="store_true")
     options = parser.parse_args()
     for trace in options.traces:
-        workload = read_workload(open_log([trace]), load_encoder, AnalyzeConfig(held_tokens=0)).workload
+        runs = read_workload(open_log([trace]), load_encoder, AnalyzeConfig(held_tokens=0)).workload
+        workload = runs.unfolded()
         if (workload.session < 0).all():
             workload = infer_sessions(workload)
         speed(trace, workload)

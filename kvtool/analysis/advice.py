@@ -19,7 +19,7 @@ def advise(
         _incomplete(incomplete),
         _prompts(analysis, findings, normalized),
         _head(analysis, findings),
-        block_size_advice(analysis.workload.block_size, analysis.block_sizes),
+        block_size_advice(analysis.runs.block_size, analysis.block_sizes),
         _routing(analysis),
         _capacity(analysis),
     ]
@@ -63,7 +63,7 @@ def _head(analysis: Analysis, findings: Sequence[Finding]) -> dict[str, Any] | N
         return None
     return {
         "code": "no-common-head",
-        "text": f"{cold:.0%} of the requests share not one block of {analysis.workload.block_size} tokens "
+        "text": f"{cold:.0%} of the requests share not one block of {analysis.runs.block_size} tokens "
         "with any earlier one: prompts begin with something of their own, or are unrelated.",
         "evidence": {"requests_without_hit": round(cold, 6)},
     }
@@ -110,7 +110,7 @@ def _capacity(analysis: Analysis) -> dict[str, Any] | None:
         return None
     shares = (0.9, 0.95, 0.99)
     need = {f"{share:.0%}": analysis.curve.capacity_for(share) for share in shares}
-    distinct = analysis.workload.distinct_blocks
+    distinct = analysis.runs.distinct_blocks
     listed = ", ".join(f"{name} with {blocks:,}" for name, blocks in need.items())
     return {
         "code": "capacity",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import gcd
 from typing import Any
 
@@ -12,6 +13,7 @@ from kvtool.analysis.curve import LruCurve, capacities
 from kvtool.analysis.filter import RowFilter
 from kvtool.analysis.hit_rates import HitRates, capped, hit_rates, matched_blocks, ratio
 from kvtool.analysis.prefixes import HotPrefix, Usage, hot_prefixes, usage
+from kvtool.analysis.runs import Runs
 from kvtool.analysis.sessions import infer_sessions, split_sessions
 from kvtool.analysis.workload import Workload
 from kvtool.blocks import DEFAULT_BLOCK_SIZE
@@ -49,22 +51,32 @@ class AnalyzeConfig:
 
 @dataclass
 class Analysis:
-    """A workload with its figures. `held` are the requests that lint can read, in order of arrival."""
+    """A log with its figures. counts: of each run. held: the requests that lint can read, by arrival."""
 
-    workload: Workload
+    runs: Runs
     encoder: PromptEncoder | None
     rates: HitRates
-    usage: Usage
+    counts: Usage
     curve: LruCurve
     block_sizes: list[dict[str, Any]]
     prefixes: list[HotPrefix]
     held: list[Request]
     notes: list[str] = field(default_factory=list)
 
+    @cached_property
+    def workload(self) -> Workload:
+        """The log block by block: for replays and pictures, and only where a log's blocks fit into memory."""
+        return self.runs.unfolded()
+
+    @cached_property
+    def usage(self) -> Usage:
+        """Counts of each block."""
+        return usage(self.workload)
+
     def capacity_rows(self) -> list[dict[str, Any]]:
         """The LRU curve at the reported capacities, as the JSON contract has it."""
         rows = []
-        for capacity in capacities(self.workload):
+        for capacity in capacities(self.runs):
             rates = self.curve.at(capacity)
             rows.append(
                 {
@@ -72,22 +84,23 @@ class Analysis:
                     "policy": "lru",
                     "tokens": round(rates.tokens, 6),
                     "blocks": round(rates.blocks, 6),
-                    "share": round(ratio(capacity, self.workload.distinct_blocks), 6),
+                    "share": round(ratio(capacity, self.runs.distinct_blocks), 6),
                 }
             )
         return rows
 
     def prefix_rows(self) -> list[dict[str, Any]]:
         """The hot prefixes, as the JSON contract has them."""
+        last = self.runs.last_blocks
         return [
             {
-                "hash": self.workload.hash_of(prefix.node).hex(),
+                "hash": self.runs.hash_of(prefix.node).hex(),
                 "tokens": prefix.tokens,
                 "requests": prefix.requests,
                 "sessions": prefix.sessions,
                 "preview": self._preview(prefix.node),
                 "saved_tokens": prefix.saved,
-                "node": prefix.node,
+                "node": int(last[prefix.node]),
             }
             for prefix in self.prefixes
         ]
@@ -95,16 +108,16 @@ class Analysis:
     def _preview(self, node: int) -> str:
         if self.encoder is None:
             return ""
-        text = self.encoder.tokenizer.decode(self.workload.prefix_of(node)[-PREVIEW:].tolist())
+        text = self.encoder.tokenizer.decode(self.runs.prefix_of(node)[-PREVIEW:].tolist())
         return text[-PREVIEW:]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A log as a workload: `base` at the smallest block size, `workload` at the analysis' own."""
+    """A log as runs: `base` at the smallest block size, `workload` at the analysis' own."""
 
-    base: Workload
-    workload: Workload
+    base: Runs
+    workload: Runs
     encoder: PromptEncoder | None
     held: list[Request]
     notes: list[str]
@@ -155,10 +168,10 @@ def analyze(
     workload = reading.workload
     counts = usage(workload)
     return Analysis(
-        workload=workload,
+        runs=workload,
         encoder=reading.encoder,
         rates=hit_rates(workload),
-        usage=counts,
+        counts=counts,
         curve=LruCurve(workload),
         block_sizes=sweep(reading.base, config.block_sizes),
         prefixes=hot_prefixes(workload, counts),
@@ -167,27 +180,28 @@ def analyze(
     )
 
 
-def sweep(base: Workload, asked: Sequence[int] = ()) -> list[dict[str, Any]]:
+def sweep(base: Runs, asked: Sequence[int] = ()) -> list[dict[str, Any]]:
     """Token hit rate and distinct blocks at many block sizes, exactly, from one workload at a small one."""
     usual = [base.block_size * factor for factor in (1, 2, 4)] if base.ready_made else SWEEP
     matched = np.minimum(matched_blocks(base), base.prompt_tokens // base.block_size) * base.block_size
-    whole = np.ones(base.distinct_blocks, np.bool_)
+    whole = np.ones(len(base.parent), np.bool_)
     whole[base.leaf[base.partial]] = False
+    above, below = base.above[whole], base.depth[whole] + 1
     rows = []
     for size in sorted({*usual, *asked}):
         saved = capped(matched // size, base.prompt_tokens, size).sum()
-        ends = whole & ((base.depth + 1) % (size // base.block_size) == 0)
+        factor = size // base.block_size
         rows.append(
             {
                 "block_size": size,
                 "tokens": round(ratio(saved, base.prompt_tokens.sum()), 6),
-                "distinct_blocks": int(ends.sum()),
+                "distinct_blocks": int((below // factor - above // factor).sum()),
             }
         )
     return rows
 
 
-def _own_block_size(base: Workload, config: AnalyzeConfig) -> int:
+def _own_block_size(base: Runs, config: AnalyzeConfig) -> int:
     if not base.ready_made:
         return config.block_sizes[0] if config.block_sizes else DEFAULT_BLOCK_SIZE
     for size in config.block_sizes:

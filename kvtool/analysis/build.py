@@ -1,4 +1,4 @@
-"""Requests -> workload: prompts are encoded in batches, inserted in the trie, sorted by arrival."""
+"""Requests -> runs: prompts are encoded in batches, inserted in the trie, sorted by arrival."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,8 @@ import pyarrow as pa
 from numba import njit, types
 from numpy.typing import NDArray
 
-from kvtool.analysis.trie import BlockTrie
+from kvtool.analysis.runs import Runs
+from kvtool.analysis.trie import NO_RUN, BlockTrie
 from kvtool.analysis.workload import META, Space, Workload
 from kvtool.blocks import TokenIds
 from kvtool.errors import KvtoolError
@@ -34,7 +35,7 @@ class WorkloadBuilder:
         self._spaces: dict[Space, int] = {}
         self._arrival, self._prompt, self._output = array("q"), array("q"), array("q")
         self._session, self._space, self._partial = array("i"), array("i"), array("b")
-        self._leaves: list[NDArray[np.int32]] = []
+        self._leaf = array("i")
         self._files: dict[str, int] = {}
         self._file, self._row = array("i"), array("q")
         self._ids: list[pa.Array] = []
@@ -60,11 +61,12 @@ class WorkloadBuilder:
                 else self._sessions.setdefault(request.session, len(self._sessions))
             )
         self._space.extend(spaces)
-        self._partial.extend(partial)
+        self._partial.frombytes(bytes(partial))
         offsets = np.zeros(len(prompts) + 1, np.int64)
         np.cumsum([len(prompt) for prompt in prompts], out=offsets[1:])
         words = np.ascontiguousarray(np.concatenate(prompts), np.uint32)
-        self._leaves.append(self._trie.insert(words, offsets, np.array(spaces, np.int32)))
+        cut = np.frombuffer(partial, np.bool_)
+        self._leaf.frombytes(self._trie.insert(words, offsets, np.array(spaces, np.int32), cut).tobytes())
         self._ids.append(pa.array(ids, pa.large_string()))
 
     def add_trace(self, batch: TraceBatch) -> None:
@@ -91,38 +93,36 @@ class WorkloadBuilder:
             (self._space, spaces),
         ):
             column.frombytes(values.tobytes())
-        whole = np.diff(batch.offsets) * batch.block_size
-        self._partial.frombytes((whole > batch.tokens).astype(np.int8).tobytes())
+        partial = np.diff(batch.offsets) * batch.block_size > batch.tokens
+        self._partial.frombytes(partial.tobytes())
         file = self._files.setdefault(batch.file, len(self._files))
         self._file.frombytes(np.full(count, file, np.int32).tobytes())
-        self._leaves.append(self._trie.insert(words, offsets, spaces))
+        self._leaf.frombytes(self._trie.insert(words, offsets, spaces, partial).tobytes())
         ids = pa.nulls(count, pa.large_string())
         self._ids.append(ids if batch.names is None else pa.array(batch.names, pa.large_string()))
 
-    def finish(self) -> Workload:
-        """The workload of all that was added."""
-        arrival = np.array(self._arrival, np.int64)
+    def finish(self) -> Runs:
+        """The log of all that was added; the builder is used up."""
+        arrival = _taken(self._arrival, np.int64)
         order = arrival_order(arrival)
-        link = self._trie.link
-        leaves = np.concatenate([np.empty(0, np.int32), *self._leaves])
-        return Workload(
+        columns = {
+            "session": _taken(self._session, np.int32)[order],
+            "space": _taken(self._space, np.int32)[order],
+            "prompt_tokens": _taken(self._prompt, np.int64)[order],
+            "output_tokens": _taken(self._output, np.int64)[order],
+            "partial": _taken(self._partial, np.bool_)[order],
+            "meta": self._meta().take(order),
+        }
+        return runs_in_order(
+            self._trie,
+            _taken(self._leaf, np.int32)[order],
             block_size=self.block_size,
             ready_made=bool(self.ready_made),
             encoder_fingerprint=self.encoder_fingerprint,
             arrival=arrival[order],
-            session=np.array(self._session, np.int32)[order],
             session_names=list(self._sessions),
-            space=np.array(self._space, np.int32)[order],
             spaces=list(self._spaces),
-            prompt_tokens=np.array(self._prompt, np.int64)[order],
-            output_tokens=np.array(self._output, np.int64)[order],
-            leaf=leaves[order],
-            partial=np.array(self._partial, np.bool_)[order],
-            parent=np.maximum(link, -1),
-            depth=self._trie.depth,
-            node_space=spread_spaces(link),
-            words=self._trie.words,
-            meta=self._meta().take(order),
+            **columns,
         )
 
     def _space_of(self, model: str | None, tenant: str | None) -> int:
@@ -130,10 +130,11 @@ class WorkloadBuilder:
 
     def _meta(self) -> pa.Table:
         files = pa.DictionaryArray.from_arrays(
-            np.array(self._file, np.int32), pa.array(list(self._files), pa.string())
+            _taken(self._file, np.int32), pa.array(list(self._files), pa.string())
         )
         ids = pa.chunked_array(self._ids, pa.large_string()).combine_chunks()
-        return pa.table([ids, files, np.array(self._row, np.int64)], schema=META)
+        self._ids.clear()
+        return pa.table([ids, files, _taken(self._row, np.int64)], schema=META)
 
     def _take(self, ready_made: bool, file: str, row: int) -> None:
         """Refuse to mix prompts that are given as block ids with others."""
@@ -159,7 +160,7 @@ class WorkloadBuilder:
 
     def _prompts(
         self, requests: Sequence[Request], tokens: Sequence[TokenIds] | None
-    ) -> tuple[Sequence[NDArray[np.uint32]], Iterable[int]]:
+    ) -> tuple[Sequence[NDArray[np.uint32]], bytearray]:
         """Each prompt's words, and whether its last block is partial; counts prompt tokens on the way."""
         first = requests[0]
         if first.block_ids is not None:
@@ -168,7 +169,7 @@ class WorkloadBuilder:
             self._take(False, first.source.file, first.source.row)
         if tokens is not None:
             self._prompt.extend(len(prompt) for prompt in tokens)
-            return tokens, bytes(len(tokens))
+            return tokens, bytearray(len(tokens))
         prompts, partial = [], []
         for request in requests:
             ready = request.block_ids
@@ -183,7 +184,7 @@ class WorkloadBuilder:
             self._prompt.append(ready.tokens)
             partial.append(int(len(ids) * self.block_size > ready.tokens))
             prompts.append(ids.astype("<i8").view(np.uint32))
-        return prompts, partial
+        return prompts, bytearray(partial)
 
 
 def arrival_order(arrival: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -195,13 +196,44 @@ def arrival_order(arrival: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.argsort(arrival[known], kind="stable")
 
 
+def runs_in_order(trie: BlockTrie, ends: NDArray[np.int32], **columns: Any) -> Runs:
+    """Runs over a trie, renumbered by their first blocks: in order of insertion, parents first.
+
+    ends: the trie's run that each prompt ends with, int32 [r]; columns: the other fields of Runs.
+    """
+    order = np.argsort(trie.first)
+    renamed = np.full(len(order) + 1, NO_RUN, np.int32)
+    renamed[order] = np.arange(len(order), dtype=np.int32)
+    link = trie.link[order]
+    parent = renamed[np.maximum(link, -1)]
+    return Runs(
+        **columns,
+        leaf=renamed[ends],
+        parent=parent,
+        depth=trie.depth[order],
+        node_space=spread_spaces(np.where(link < 0, link, parent)),
+        first=trie.first[order],
+        stored=trie.words,
+    )
+
+
 def build_workload(
     requests: Iterable[Request],
     encoder: PromptEncoder | None,
     block_size: int = 8,
     share_tenants: bool = False,
 ) -> Workload:
-    """A workload from a stream of requests. Only block-id traces can do without an encoder."""
+    """The workload of a stream of requests, block by block: see `build_runs`."""
+    return build_runs(requests, encoder, block_size, share_tenants).unfolded()
+
+
+def build_runs(
+    requests: Iterable[Request],
+    encoder: PromptEncoder | None,
+    block_size: int = 8,
+    share_tenants: bool = False,
+) -> Runs:
+    """A stream of requests as runs. Only block-id traces can do without an encoder."""
     builder = WorkloadBuilder(block_size, encoder.fingerprint if encoder else "", share_tenants)
     for batch in batches(requests):
         for part in by_kind(batch):
@@ -222,6 +254,13 @@ def encode(batch: Sequence[Request], encoder: PromptEncoder | None) -> list[Toke
         return None
     assert encoder is not None, "prompts in text need an encoder"
     return encoder.encode(batch)
+
+
+def _taken(column: "array[int]", kind: Any) -> Any:
+    """The column as an array of its own; it is emptied, so that a long log's columns do not stand twice."""
+    taken = np.frombuffer(column.tobytes(), kind)
+    del column[:]
+    return taken
 
 
 @njit(types.int32[::1](types.int32[::1]), cache=True)

@@ -11,7 +11,7 @@ from kvtool.report import Column, Finding, Report, Table
 
 def describe(log: Log, analysis: Analysis, findings: Sequence[Finding], normalized: float) -> dict[str, Any]:
     """The JSON document of the contract."""
-    workload, rates, encoder = analysis.workload, analysis.rates, analysis.encoder
+    workload, rates, encoder = analysis.runs, analysis.rates, analysis.encoder
     hit_rate = {
         "tokens": rates.tokens,
         "blocks": rates.blocks,

@@ -14,7 +14,7 @@ from numba import njit, types
 from numpy.typing import NDArray
 
 from kvtool.analysis.trie import BlockTrie
-from kvtool.analysis.workload import Workload
+from kvtool.analysis.workload import PromptTree
 from kvtool.blocks import TokenIds
 
 
@@ -41,7 +41,7 @@ class HitRates:
     saved: NDArray[np.int64]
 
 
-def hit_rates(workload: Workload) -> HitRates:
+def hit_rates(workload: PromptTree) -> HitRates:
     """Unbounded replay of `workload`."""
     return _rates(
         workload.leaf,
@@ -83,7 +83,7 @@ def replay_ids(
     return _rates(leaf, parent, trie.depth, counts // block_size, counts, session, block_size)
 
 
-def matched_blocks(workload: Workload) -> NDArray[np.int64]:
+def matched_blocks(workload: PromptTree) -> NDArray[np.int64]:
     """Matched blocks of each request, int64 [r]."""
     matched = np.empty(workload.requests, np.int64)
     _match(workload.leaf, workload.parent, workload.depth, matched)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from kvtool.analysis.reuse_model import ReuseModel, fit
+from kvtool.analysis.runs import Runs
 from kvtool.analysis.waits import waits_of
 from kvtool.analysis.workload import Workload
 
@@ -13,7 +14,7 @@ MOST_BLOCKS = 1_000_000
 """Block uses that are learned from, the latest ones: a few seconds of fitting however long the log."""
 
 
-def learn(workload: Workload) -> ReuseModel | None:
+def learn(workload: Runs | Workload) -> ReuseModel | None:
     """Fit to the latest part of a log. None where it is too small, lacks times, or nothing is reused.
 
     Hazards are per second: a log whose order is known but not its times says nothing about them.
@@ -25,4 +26,4 @@ def learn(workload: Workload) -> ReuseModel | None:
     latest = workload.select(first, workload.requests)
     if latest.requests < FEWEST_REQUESTS or latest.clock[-1] <= 0.0:
         return None
-    return fit(waits_of(latest))
+    return fit(waits_of(latest.unfolded(used=True) if isinstance(latest, Runs) else latest))

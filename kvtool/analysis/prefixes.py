@@ -7,7 +7,7 @@ import numpy as np
 from numba import njit, types
 from numpy.typing import NDArray
 
-from kvtool.analysis.workload import Workload
+from kvtool.analysis.workload import PromptTree
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class HotPrefix:
     saved: int
 
 
-def usage(workload: Workload) -> Usage:
+def usage(workload: PromptTree) -> Usage:
     """Counts over all of `workload`; requests without a session count in none."""
-    nodes = workload.distinct_blocks
+    nodes = len(workload.parent)
     result = Usage(
         np.zeros(nodes, np.int64),
         np.zeros(nodes, np.int64),
@@ -56,18 +56,18 @@ def usage(workload: Workload) -> Usage:
     return result
 
 
-def hot_prefixes(workload: Workload, counts: Usage, most: int = 10) -> list[HotPrefix]:
+def hot_prefixes(workload: PromptTree, counts: Usage, most: int = 10) -> list[HotPrefix]:
     """Up to `most` maximal shared prefixes, each chosen for the tokens it saves beyond those before it.
 
     A prefix is maximal when no single continuation has all of its requests. Its worth is (requests - 1)
     x tokens at first; once a longer one is listed only the remaining requests count, once a shorter one
     is, only the tokens below it. So a chain's ancestors are not listed again.
     """
-    partial = np.zeros(workload.distinct_blocks, np.bool_)
+    partial = np.zeros(len(workload.parent), np.bool_)
     partial[workload.leaf[workload.partial]] = True
     maximal = _maximal(workload.parent, counts.requests, partial)
-    chosen = np.zeros(workload.distinct_blocks, np.bool_)
-    covered = np.zeros(workload.distinct_blocks, np.int64)
+    chosen = np.zeros(len(workload.parent), np.bool_)
+    covered = np.zeros(len(workload.parent), np.int64)
     prefixes: list[HotPrefix] = []
     for _ in range(most):
         node, worth = _best(workload.parent, workload.depth, counts.requests, maximal, chosen, covered)

@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from numba import njit, types
 
-from kvtool.analysis.workload import Workload
+from kvtool.analysis.workload import PromptTree
+
+Tree = TypeVar("Tree", bound=PromptTree)
 
 LEAST_BLOCKS = 2
 """A continuation shares at least so many blocks: the first one alone is often a common system prompt."""
 
 
-def infer_sessions(workload: Workload, gap: float | None = None) -> Workload:
+def infer_sessions(workload: Tree, gap: float | None = None) -> Tree:
     """The workload with a session for every request, inferred by prefix extension.
 
     A prompt continues the session of the earlier prompt that it extends. In a block-id trace, where a
@@ -52,7 +54,7 @@ class InferredNames(Sequence[str]):
         return f"inferred-{self._numbers[index]}"
 
 
-def split_sessions(workload: Workload, gap: float) -> Workload:
+def split_sessions(workload: Tree, gap: float) -> Tree:
     """The workload with each named session cut where it pauses for more than `gap` seconds."""
     latest: dict[int, tuple[float, int]] = {}
     names = list(workload.session_names)

@@ -1,7 +1,8 @@
 """analysis.duckdb: an analysis as tables, whole or absent, that SQL and every other command can read."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from kvtool.analysis.hit_rates import HitRates
 from kvtool.analysis.learned import learn
 from kvtool.analysis.prefixes import Usage
 from kvtool.analysis.reuse_model import ReuseModel
+from kvtool.analysis.runs import Blocks, Runs
 from kvtool.analysis.workload import META, Workload
+from kvtool.blocks import BlockHash, child_hash
 from kvtool.errors import KvtoolError
 from kvtool.files import whole
 from kvtool.report import Finding
@@ -74,9 +77,13 @@ REUSE_RULES = pa.schema(
 ADVICE = pa.schema([("code", pa.string()), ("text", pa.string()), ("evidence", pa.string())])
 
 
+ROWS = 1 << 18
+"""Requests or blocks that are turned into table rows at a time."""
+
+
 def save_analysis(
     path: Path,
-    workload: Workload,
+    workload: Runs,
     rates: HitRates,
     usage: Usage,
     findings: Sequence[Finding],
@@ -84,17 +91,15 @@ def save_analysis(
 ) -> None:
     """Write every table of an analysis; `document` is its JSON, from which the small tables are made.
 
-    If the log supports a reuse model (see `learn`), its rules are a table and its JSON is in `meta`.
+    Requests and blocks go in piece by piece: a log's blocks need not fit into memory. If the log supports a
+    reuse model (see `learn`), its rules are a table and its JSON is in `meta`.
     """
     import duckdb
 
     model = learn(workload)
-    tables = {
+    small = {
         "meta": _meta(workload, document, model),
         "spaces": _spaces(workload),
-        "requests": _requests(workload, rates),
-        "nodes": _nodes(workload, usage),
-        "blocks": _blocks(workload),
         "findings": pa.Table.from_pylist([finding.to_json() for finding in findings], FINDINGS),
         "curves": _rows(document["capacity"], CURVES),
         "block_sizes": _rows(document["block_sizes"], BLOCK_SIZES),
@@ -110,10 +115,14 @@ def save_analysis(
     if not path.parent.is_dir():
         raise KvtoolError(f"{path}: no such folder {path.parent}", "create it, or name another file")
     with whole(path) as temporary, duckdb.connect(str(temporary)) as connection:
-        for name, table in tables.items():
+        connection.execute("SET memory_limit = '1GB'")
+        made: set[str] = set()
+        for name, table in chain(small.items(), _requests(workload, rates), _blocks(workload, usage)):
+            verb = f"INSERT INTO {name}" if name in made else f"CREATE TABLE {name} AS"
             connection.register("incoming", table)
-            connection.execute(f"CREATE TABLE {name} AS SELECT * FROM incoming")
+            connection.execute(f"{verb} SELECT * FROM incoming")
             connection.unregister("incoming")
+            made.add(name)
 
 
 def load_analysis(path: Path | str) -> Workload:
@@ -199,12 +208,12 @@ def _rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_pylist([{name: row[name] for name in schema.names} for row in rows], schema)
 
 
-def _meta(workload: Workload, document: Mapping[str, Any], model: ReuseModel | None) -> pa.Table:
+def _meta(workload: Runs, document: Mapping[str, Any], model: ReuseModel | None) -> pa.Table:
     values = {
         "schema": SCHEMA,
         "block_size": str(workload.block_size),
         "ready_made": str(workload.ready_made).lower(),
-        "width": str(workload.words.shape[1]),
+        "width": str(workload.words_per_block),
         "encoder_fingerprint": workload.encoder_fingerprint,
         "document": json.dumps(document, ensure_ascii=False),
     }
@@ -213,7 +222,7 @@ def _meta(workload: Workload, document: Mapping[str, Any], model: ReuseModel | N
     return pa.table({"key": list(values), "value": list(values.values())})
 
 
-def _spaces(workload: Workload) -> pa.Table:
+def _spaces(workload: Runs) -> pa.Table:
     return pa.table(
         {
             "space": pa.array(range(len(workload.spaces)), pa.int32()),
@@ -223,49 +232,80 @@ def _spaces(workload: Workload) -> pa.Table:
     )
 
 
-def _requests(workload: Workload, rates: HitRates) -> pa.Table:
-    sessions = pa.DictionaryArray.from_arrays(
-        pa.array(workload.session, mask=workload.session < 0), pa.array(workload.session_names, pa.string())
-    ).cast(pa.string())
-    arrival = pa.array(workload.arrival, mask=workload.arrival < 0).cast(pa.timestamp("us"))
-    columns = {
-        "number": np.arange(workload.requests),
-        "id": workload.ids,
-        "file": workload.meta["file"],
-        "row": workload.meta["row"],
-        "arrival": arrival,
-        "session": sessions,
-        "space": workload.space,
-        "prompt_tokens": workload.prompt_tokens,
-        "output_tokens": pa.array(workload.output_tokens, mask=workload.output_tokens < 0),
-        "leaf": workload.leaf,
-        "partial": pa.array(workload.partial),
-        "matched_blocks": rates.matched,
-        "saved_tokens": rates.saved,
-    }
-    return pa.table(columns)
-
-
-def _nodes(workload: Workload, usage: Usage) -> pa.Table:
-    hashes = pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(16), workload.distinct_blocks, [None, pa.py_buffer(workload.hashes.tobytes())]
-    )
-    return pa.table(
-        {
-            "node": np.arange(workload.distinct_blocks, dtype=np.int32),
-            "parent": workload.parent,
-            "depth": workload.depth,
-            "space": workload.node_space,
-            "hash": hashes,
-            "requests": usage.requests,
-            "sessions": usage.sessions,
-            "first_request": usage.first,
-            "last_request": usage.last,
+def _requests(workload: Runs, rates: HitRates) -> Iterator[tuple[str, pa.Table]]:
+    """Pieces of the table `requests`; `leaf` is a node, which is a block."""
+    last = workload.last_blocks
+    for first in range(0, max(workload.requests, 1), ROWS):
+        part = workload.select(first, first + ROWS)
+        codes, own = np.unique(part.session, return_inverse=True)
+        names = [None if code < 0 else workload.session_names[code] for code in codes.tolist()]
+        columns = {
+            "number": np.arange(first, first + part.requests),
+            "id": part.ids,
+            "file": part.meta["file"].cast(pa.string()),
+            "row": part.meta["row"],
+            "arrival": pa.array(part.arrival, mask=part.arrival < 0).cast(pa.timestamp("us")),
+            "session": pa.array(names, pa.string()).take(pa.array(own)),
+            "space": part.space,
+            "prompt_tokens": part.prompt_tokens,
+            "output_tokens": pa.array(part.output_tokens, mask=part.output_tokens < 0),
+            "leaf": last[part.leaf].astype(np.int32),
+            "partial": pa.array(part.partial),
+            "matched_blocks": rates.matched[first : first + ROWS],
+            "saved_tokens": rates.saved[first : first + ROWS],
         }
-    )
+        yield "requests", pa.table(columns)
 
 
-def _blocks(workload: Workload) -> pa.Table:
-    """Token ids of each block, or a trace's block id as two words (low, high)."""
-    words = pa.FixedSizeListArray.from_arrays(pa.array(workload.words.ravel()), workload.words.shape[1])
-    return pa.table({"node": np.arange(workload.distinct_blocks, dtype=np.int32), "words": words})
+def _blocks(workload: Runs, usage: Usage) -> Iterator[tuple[str, pa.Table]]:
+    """Pieces of the tables `nodes`, which are blocks, and `blocks`: token ids of each, or a trace's block id
+    as two words (low, high)."""
+    roots = [workload.root(space) for space in range(len(workload.spaces))]
+    ends = bytearray(16 * len(workload.parent))  # the hash that each run ends with
+    number = 0
+    for piece in workload.pieces(ROWS):
+        count = len(piece.run)
+        nodes = np.arange(number, number + count, dtype=np.int32)
+        number += count
+        hashes = _hashes(workload, roots, piece, ends)
+        counts = {
+            "requests": usage.requests[piece.run],
+            "sessions": usage.sessions[piece.run],
+            "first_request": usage.first[piece.run],
+            "last_request": usage.last[piece.run],
+        }
+        columns = {
+            "node": nodes,
+            "parent": piece.parent,
+            "depth": piece.depth,
+            "space": workload.node_space[piece.run],
+            "hash": pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), count, [None, pa.py_buffer(hashes)]),
+            **counts,
+        }
+        yield "nodes", pa.table(columns)
+        words = pa.FixedSizeListArray.from_arrays(pa.array(piece.words.ravel()), workload.words_per_block)
+        yield "blocks", pa.table({"node": nodes, "words": words})
+
+
+def _hashes(workload: Runs, roots: Sequence[BlockHash], piece: Blocks, ends: bytearray) -> bytes:
+    """BlockHash of every block of a piece, one after another; enters those that runs end with in `ends`."""
+    digests = bytearray()
+    data = np.ascontiguousarray(piece.words)
+    before = -1
+    digest = BlockHash(b"")
+    for row, run in enumerate(piece.run.tolist()):
+        if run != before:
+            above = int(workload.parent[run])
+            if before >= 0:
+                ends[16 * before : 16 * before + 16] = digest
+            digest = (
+                roots[workload.node_space[run]]
+                if above < 0
+                else BlockHash(bytes(ends[16 * above : 16 * above + 16]))
+            )
+            before = run
+        digest = child_hash(digest, data[row])
+        digests += digest
+    if before >= 0:
+        ends[16 * before : 16 * before + 16] = digest
+    return bytes(digests)

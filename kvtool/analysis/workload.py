@@ -1,13 +1,13 @@
-"""The workload: a log as columns over a block trie, in order of arrival. All analysis reads this.
+"""The workload: a log as columns over a trie of its prompts' blocks, in order of arrival.
 
-The trie is built once at a small base block; coarser block sizes follow exactly, because a block of
-B tokens is known if and only if the base blocks that make it up are.
+What a prompt shares with others is decided by the tree alone, so figures about reuse are taken from runs of
+blocks (`kvtool.analysis.runs`); replays, plans and models take blocks one by one, as a `Workload` has them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -27,13 +27,14 @@ META = pa.schema(
 
 
 @dataclass(frozen=True)
-class Workload:
-    """r requests in order of arrival over n distinct blocks. Arrays are read-only by convention.
+class PromptTree:
+    """r requests in order of arrival over a tree of n nodes, each a block or a run of them. Arrays are
+    read-only by convention.
 
     arrival: µs UTC, -1 unknown; session: -1 none; output_tokens: -1 unknown. leaf: deepest node of the
     prompt, -1 if it has no full block; partial: that node is a trace's partial last block.
-    parent: -1 for a first block, always a smaller id than the node's own. words: the block's token ids,
-    or a ready-made trace's block id as two words (then `ready_made`, and there are no tokens).
+    parent: -1 for a first node, always a smaller number than the node's own. depth: of a node's last block,
+    0 for a prompt's first. ready_made: blocks have a trace's ids and no tokens.
     """
 
     block_size: int
@@ -51,7 +52,6 @@ class Workload:
     parent: NDArray[np.int32]
     depth: NDArray[np.int32]
     node_space: NDArray[np.int32]
-    words: NDArray[np.uint32]
     meta: pa.Table
 
     @property
@@ -60,9 +60,14 @@ class Workload:
         return len(self.leaf)
 
     @property
+    def above(self) -> NDArray[np.int32]:
+        """Blocks above each node, int32 [n]."""
+        return np.append(self.depth, np.int32(-1))[self.parent] + np.int32(1)
+
+    @property
     def distinct_blocks(self) -> int:
         """How many distinct blocks, a trace's partial ones included."""
-        return len(self.parent)
+        return int((self.depth + 1 - self.above).sum())
 
     @property
     def sessions(self) -> int:
@@ -90,13 +95,6 @@ class Workload:
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths)])
 
     @cached_property
-    def nodes(self) -> NDArray[np.int32]:
-        """Every request's node ids, front to back, int32 [sum of lengths]."""
-        out = np.empty(int(self.offsets[-1]), np.int32)
-        _expand(self.leaf, self.parent, self.offsets, out)
-        return out
-
-    @cached_property
     def clock(self) -> NDArray[np.float64]:
         """Seconds since the first known arrival, float64 [r], never falling; ordinals without any times."""
         if not (self.arrival >= 0).any():
@@ -104,10 +102,50 @@ class Workload:
         first = int(self.arrival[self.arrival >= 0].min())
         return np.maximum.accumulate(np.where(self.arrival >= 0, (self.arrival - first) / 1e6, 0.0))
 
+    def select(self, first: int, last: int) -> Self:
+        """Requests [first, last) over the same tree."""
+        cut = slice(first, last)
+        return replace(
+            self,
+            arrival=self.arrival[cut],
+            session=self.session[cut],
+            space=self.space[cut],
+            prompt_tokens=self.prompt_tokens[cut],
+            output_tokens=self.output_tokens[cut],
+            leaf=self.leaf[cut],
+            partial=self.partial[cut],
+            meta=self.meta.slice(first, last - first),
+        )
+
+    def root(self, space: int) -> BlockHash:
+        """What the hashes of a space's first blocks are chained from."""
+        model, tenant = self.spaces[space]
+        return namespace("kvtool.analysis", self.encoder_fingerprint, self.block_size, repr((model, tenant)))
+
+
+@dataclass(frozen=True)
+class Workload(PromptTree):
+    """A log over its n distinct blocks. words: the block's token ids, or a ready-made trace's block id as two
+    words, uint32 [n, width]."""
+
+    words: NDArray[np.uint32]
+
+    @property
+    def distinct_blocks(self) -> int:
+        """How many distinct blocks, a trace's partial ones included."""
+        return len(self.parent)
+
+    @cached_property
+    def nodes(self) -> NDArray[np.int32]:
+        """Every request's node ids, front to back, int32 [sum of lengths]."""
+        out = np.empty(int(self.offsets[-1]), np.int32)
+        _expand(self.leaf, self.parent, self.offsets, out)
+        return out
+
     @cached_property
     def hashes(self) -> NDArray[np.uint8]:
         """BlockHash of every node, uint8 [n, 16], chained from each space's root."""
-        roots = [self._root(index) for index in range(len(self.spaces))]
+        roots = [self.root(index) for index in range(len(self.spaces))]
         digests = bytearray()  # not a list of objects: there may be many millions
         for words, parent, space in zip(self.words, self.parent, self.node_space, strict=True):
             above = roots[space] if parent < 0 else BlockHash(bytes(digests[16 * parent : 16 * parent + 16]))
@@ -116,7 +154,7 @@ class Workload:
 
     def hash_of(self, node: int) -> BlockHash:
         """BlockHash of one node, from its own path only."""
-        digest = self._root(int(self.node_space[node]))
+        digest = self.root(int(self.node_space[node]))
         for ancestor in self.path_of(node):
             digest = child_hash(digest, self.words[ancestor])
         return digest
@@ -140,57 +178,6 @@ class Workload:
         assert not self.ready_made, "a block-id trace has no tokens"
         prefix: TokenIds = np.ravel(self.words[self.path_of(node)])
         return prefix
-
-    def coarser(self, block_size: int) -> "Workload":
-        """The same log cut into larger blocks, exactly. `block_size` is a multiple of the present one."""
-        assert block_size % self.block_size == 0
-        factor = block_size // self.block_size
-        if factor == 1:
-            return self
-        ends = (self.depth + 1) % factor == 0
-        if self.partial.any():
-            ends[self.leaf[self.partial]] = False
-        bases = np.flatnonzero(ends).astype(np.int32)
-        renamed = np.append(np.where(ends, np.cumsum(ends) - 1, -1), -1).astype(np.int32)  # [-1] is -1
-        width = self.words.shape[1]
-        words = np.empty((len(bases), width * factor), np.uint32)
-        above = bases
-        for piece in range(factor - 1, -1, -1):
-            words[:, piece * width : (piece + 1) * width] = self.words[above]
-            above = self.parent[above]
-        leaf = self.leaf.copy()
-        for _ in range(factor):
-            short = np.flatnonzero(~np.append(ends, True)[leaf])
-            leaf[short] = self.parent[leaf[short]]
-        return replace(
-            self,
-            block_size=block_size,
-            leaf=renamed[leaf],
-            partial=np.zeros_like(self.partial),
-            parent=renamed[above],
-            depth=((self.depth[bases] + 1) // factor - 1).astype(np.int32),
-            node_space=self.node_space[bases],
-            words=words,
-        )
-
-    def select(self, first: int, last: int) -> "Workload":
-        """Requests [first, last) over the same trie."""
-        cut = slice(first, last)
-        return replace(
-            self,
-            arrival=self.arrival[cut],
-            session=self.session[cut],
-            space=self.space[cut],
-            prompt_tokens=self.prompt_tokens[cut],
-            output_tokens=self.output_tokens[cut],
-            leaf=self.leaf[cut],
-            partial=self.partial[cut],
-            meta=self.meta.slice(first, last - first),
-        )
-
-    def _root(self, space: int) -> BlockHash:
-        model, tenant = self.spaces[space]
-        return namespace("kvtool.analysis", self.encoder_fingerprint, self.block_size, repr((model, tenant)))
 
 
 @njit(types.void(types.int32[::1], types.int32[::1], types.int64[::1], types.int32[::1]), cache=True)

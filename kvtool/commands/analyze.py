@@ -110,7 +110,7 @@ def run(config: Config) -> tuple["Report", bool]:
     findings = in_money(findings, config.price)
     document = describe(log, analysis, findings, normalized)
     if config.output is not None:
-        save_analysis(config.output, analysis.workload, analysis.rates, analysis.usage, findings, document)
+        save_analysis(config.output, analysis.runs, analysis.rates, analysis.counts, findings, document)
     failed = config.fail_on is not None and any(stops(finding, config.fail_on) for finding in findings)
     enough = config.min_hit_rate is None or analysis.rates.tokens >= config.min_hit_rate
     return present(document, findings), enough and not failed
@@ -121,21 +121,21 @@ def lint(analysis: "Analysis", share_tenants: bool) -> tuple[list["Finding"], fl
     others count as they are."""
     if analysis.encoder is None or not analysis.held:
         return [], analysis.rates.tokens
-    from kvtool.analysis.build import build_workload
+    from kvtool.analysis.build import build_runs
     from kvtool.analysis.hit_rates import hit_rates
     from kvtool.lint.check import edits_of, examine, normalized_requests
     from kvtool.prompts.normalizer import Normalizer
 
-    block_size = analysis.workload.block_size
+    block_size = analysis.runs.block_size
     priced = examine(analysis.held, analysis.encoder, block_size)
     findings = [one.finding for one in priced]
     edits = edits_of(priced)
     if not edits:
         return findings, analysis.rates.tokens
     fixed = normalized_requests(analysis.held, Normalizer(edits))
-    after = hit_rates(build_workload(fixed, analysis.encoder, block_size, share_tenants))
-    if len(analysis.held) == analysis.workload.requests:
+    after = hit_rates(build_runs(fixed, analysis.encoder, block_size, share_tenants))
+    if len(analysis.held) == analysis.runs.requests:
         return findings, after.tokens
-    before = hit_rates(build_workload(analysis.held, analysis.encoder, block_size, share_tenants))
+    before = hit_rates(build_runs(analysis.held, analysis.encoder, block_size, share_tenants))
     gained = (after.tokens - before.tokens) * before.prompt_tokens
     return findings, analysis.rates.tokens + gained / analysis.rates.prompt_tokens

@@ -148,6 +148,7 @@ def write_model(workload: "Workload", out: Path) -> int | None:
 def load_workload(config: Config, model: "Model", notes: list[str]) -> "Workload":
     """The log's blocks as the model would see them; `notes` gets what the log's reader says."""
     from kvtool.analysis.build import build_workload
+    from kvtool.analysis.runs import runs_of
     from kvtool.analysis.store import load_analysis, load_document
     from kvtool.blocks import DEFAULT_BLOCK_SIZE
     from kvtool.logs.reader import open_log
@@ -180,4 +181,4 @@ def load_workload(config: Config, model: "Model", notes: list[str]) -> "Workload
             f"{config.analysis}: block_size: {workload.block_size} does not divide --block-size {size}",
             "analyze anew with that --block-size",
         )
-    return workload.coarser(size)
+    return runs_of(workload).coarser(size).unfolded()

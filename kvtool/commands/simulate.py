@@ -251,4 +251,4 @@ def load(config: Config) -> tuple["Workload", "Known", list[str]]:
         )
     skipped = [f"{each.rows} rows skipped: {each.reason} (first at {each.first})" for each in log.skipped]
     known = Known(sweep(reading.base, sizes))
-    return reading.workload, known, [*skipped, *log.notes, *notes, *reading.notes]
+    return reading.workload.unfolded(), known, [*skipped, *log.notes, *notes, *reading.notes]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtool.analysis.analyze import AnalyzeConfig, analyze, sweep
-from kvtool.analysis.build import build_workload
+from kvtool.analysis.build import build_runs
 from kvtool.analysis.hit_rates import hit_rates
 from kvtool.errors import KvtoolError
 from kvtool.logs.reader import open_log
@@ -36,10 +36,10 @@ def test_sweep_equals_a_workload_per_size(prompts, asked):
         Request(id="", source=Source("t", row), token_ids=np.array(tokens, np.uint32))
         for row, tokens in enumerate(prompts)
     ]
-    rows = sweep(build_workload(requests, ENCODER, 2), asked)
+    rows = sweep(build_runs(requests, ENCODER, 2), asked)
     assert [row["block_size"] for row in rows] == sorted({8, 16, 32, 64, 128, 256, *asked})
     for row in rows:
-        fresh = build_workload(requests, ENCODER, row["block_size"])
+        fresh = build_runs(requests, ENCODER, row["block_size"])
         assert row["distinct_blocks"] == fresh.distinct_blocks
         assert row["tokens"] == pytest.approx(hit_rates(fresh).tokens, abs=1e-6)
 

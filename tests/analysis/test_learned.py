@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvtool.analysis import learned
-from kvtool.analysis.build import build_workload
+from kvtool.analysis.build import build_runs
 from kvtool.analysis.hit_rates import hit_rates
 from kvtool.analysis.prefixes import usage
 from kvtool.analysis.reuse_model import ReuseModel, fit
@@ -32,14 +32,14 @@ def log(requests, timed=True):
                 output_tokens=20,
             )
         )
-    return build_workload(rows, None)
+    return build_runs(rows, None)
 
 
 def test_what_is_too_small_or_has_no_times_teaches_nothing():
     assert learned.learn(log(199)) is None
     assert learned.learn(log(240, timed=False)) is None
     model = learned.learn(log(240))
-    assert model is not None and model.to_json() == fit(waits_of(log(240))).to_json()
+    assert model is not None and model.to_json() == fit(waits_of(log(240).unfolded())).to_json()
     assert model.reused.sum() == 240 / 2 * 2  # every second request uses both blocks of its chat again
 
 
@@ -48,7 +48,7 @@ def test_a_long_log_is_learned_from_its_latest_part(monkeypatch):
     monkeypatch.setattr(learned, "MOST_BLOCKS", int(workload.offsets[-1] - workload.offsets[204]))
     model = learned.learn(workload)
     assert model is not None
-    assert model.to_json() == fit(waits_of(workload.select(204, 600))).to_json()
+    assert model.to_json() == fit(waits_of(workload.unfolded().select(204, 600))).to_json()
     monkeypatch.setattr(learned, "MOST_BLOCKS", int(workload.offsets[-1] - workload.offsets[401]))
     assert learned.learn(workload) is None, "199 requests"
 
@@ -70,4 +70,4 @@ def test_an_analysis_has_the_rules_and_the_model(tmp_path, requests):
             (rule["class"], rule["when"], rule["uses"], rule["reused"]) for rule in model.rules()
         ]
         assert ReuseModel.from_json(text[0][0]).to_json() == model.to_json()
-    assert (load_analysis(path).nodes == workload.nodes).all()
+    assert (load_analysis(path).nodes == workload.unfolded().nodes).all()

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtool.analysis.build import build_workload
+from kvtool.analysis.build import build_runs
 from kvtool.analysis.curve import LruCurve
 from kvtool.analysis.hit_rates import hit_rates
 from kvtool.analysis.merge import merge
@@ -75,10 +75,10 @@ def test_parts_merged_are_the_whole_built_at_once(rows, cuts, timed, trace):
     pieces = [requests[start:stop] for start, stop in pairwise(bounds)]
     pieces = [piece for piece in pieces if piece] or [requests]
     encoder = None if trace else Ids()
-    merged = merge([build_workload(piece, encoder, 2) for piece in pieces])
-    whole = build_workload(requests, encoder, 2)
+    merged = merge([build_runs(piece, encoder, 2) for piece in pieces])
+    whole = build_runs(requests, encoder, 2)
     assert_equal(merged, whole)
-    assert np.array_equal(merged.hashes, whole.hashes)
+    assert np.array_equal(merged.unfolded().hashes, whole.unfolded().hashes)
 
 
 @given(ROWS, st.integers(0, 30))
@@ -87,7 +87,7 @@ def test_merged_counts_add_up_and_times_are_the_earliest_and_latest(rows, cut):
     requests = list(requests_of(rows, True, False))
     pieces = [piece for piece in (requests[:cut], requests[cut:]) if piece]
     table = {}
-    for part in (build_workload(piece, Ids(), 2) for piece in pieces):
+    for part in (build_runs(piece, Ids(), 2).unfolded() for piece in pieces):
         counts = usage(part)
         for node in range(part.distinct_blocks):
             first, last = part.arrival[counts.first[node]], part.arrival[counts.last[node]]
@@ -95,7 +95,7 @@ def test_merged_counts_add_up_and_times_are_the_earliest_and_latest(rows, cut):
             row = (uses + counts.requests[node], min(first, earliest), max(last, latest))
             table[bytes(part.hashes[node])] = row
     if pieces:
-        merged = merge([build_workload(piece, Ids(), 2) for piece in pieces])
+        merged = merge([build_runs(piece, Ids(), 2) for piece in pieces]).unfolded()
         counts = usage(merged)
         assert table == {
             bytes(merged.hashes[node]): (
@@ -113,8 +113,8 @@ def test_everything_else_follows_from_the_merged_workload():
         (random.integers(0, 2, 12).tolist(), "a", None, int(random.integers(50)), None) for _ in range(200)
     ]
     requests = list(requests_of(rows, True, False))
-    whole = build_workload(requests, Ids(), 2)
-    merged = merge([build_workload(requests[at : at + 70], Ids(), 2) for at in range(0, 200, 70)])
+    whole = build_runs(requests, Ids(), 2)
+    merged = merge([build_runs(requests[at : at + 70], Ids(), 2) for at in range(0, 200, 70)])
     assert hit_rates(merged).tokens == hit_rates(whole).tokens > 0
     assert LruCurve(merged).at(20) == LruCurve(whole).at(20)
     assert np.array_equal(infer_sessions(merged.coarser(4)).session, infer_sessions(whole.coarser(4)).session)

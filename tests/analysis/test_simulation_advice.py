@@ -5,6 +5,7 @@ import pytest
 
 from kvtool.analysis.analyze import sweep
 from kvtool.analysis.build import build_workload
+from kvtool.analysis.runs import runs_of
 from kvtool.analysis.simulate import SimulateConfig, Simulation
 from kvtool.analysis.simulation_advice import Known
 from kvtool.requests import BlockIds, Request, Source
@@ -96,7 +97,7 @@ def test_a_policy_is_named_where_it_gains_and_the_optimum_stands_beside(workload
 def test_block_size_advice_is_that_of_the_sweep(workload):
     rows = sweep(workload)
     assert piece(run(workload, Known(rows)), "block-size") is None, "the trace's own blocks are the smallest"
-    coarse = workload.coarser(16)
+    coarse = runs_of(workload).coarser(16).unfolded()
     advice = piece(run(coarse, Known(rows)), "block-size")
     own, best = rows[2]["tokens"], rows[0]["tokens"]
     assert (rows[2]["block_size"], rows[0]["block_size"]) == (16, 4)

@@ -7,7 +7,7 @@ import duckdb
 import numpy as np
 import pytest
 
-from kvtool.analysis.build import build_workload
+from kvtool.analysis.build import build_runs
 from kvtool.analysis.hit_rates import hit_rates
 from kvtool.analysis.prefixes import usage
 from kvtool.analysis.store import is_analysis, load_analysis, load_document, save_analysis
@@ -60,7 +60,7 @@ def tokenized():
         )
         for row, (tokens, model, session, arrival) in enumerate(rows)
     ]
-    return build_workload(requests, Ids(), 2)
+    return build_runs(requests, Ids(), 2)
 
 
 def trace():
@@ -69,13 +69,14 @@ def trace():
         Request(id=str(row), source=Source("t", row), block_ids=BlockIds(np.array(ids), 512, tokens))
         for row, (ids, tokens) in enumerate(rows)
     ]
-    return build_workload(requests, None)
+    return build_runs(requests, None)
 
 
 @pytest.mark.parametrize("make", [tokenized, trace])
 def test_round_trip(tmp_path, make):
-    workload = make()
-    save(tmp_path / "a.duckdb", workload)
+    runs = make()
+    save(tmp_path / "a.duckdb", runs)
+    workload = runs.unfolded()
     back = load_analysis(tmp_path / "a.duckdb")
     for field in dataclasses.fields(workload):
         before, after = getattr(workload, field.name), getattr(back, field.name)
@@ -92,8 +93,9 @@ def test_round_trip(tmp_path, make):
 
 def test_tables_answer_sql(tmp_path):
     path = tmp_path / "a.duckdb"
-    workload = tokenized()
-    save(path, workload, [FINDING])
+    runs = tokenized()
+    save(path, runs, [FINDING])
+    workload = runs.unfolded()
     assert is_analysis(path) and not is_analysis(tmp_path / "none")
     assert load_document(path) == DOCUMENT
     with duckdb.connect(str(path), read_only=True) as connection:
@@ -115,7 +117,7 @@ def test_a_failed_save_leaves_what_was_there(tmp_path, monkeypatch):
     path = tmp_path / "a.duckdb"
     save(path, trace())
     before = path.read_bytes()
-    monkeypatch.setattr("kvtool.analysis.store._blocks", lambda _: (_ for _ in ()).throw(MemoryError))
+    monkeypatch.setattr("kvtool.analysis.store._blocks", lambda *_: (_ for _ in ()).throw(MemoryError))
     with pytest.raises(MemoryError):
         save(path, tokenized())
     assert path.read_bytes() == before

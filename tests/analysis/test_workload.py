@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtool.analysis.build import WorkloadBuilder, build_workload
+from kvtool.analysis.runs import runs_of
 from kvtool.analysis.trie import BlockTrie
 from kvtool.analysis.workload import Workload
 from kvtool.blocks import hash_blocks
@@ -52,6 +53,10 @@ def build(prompts, block_size, **options) -> Workload:
     return build_workload(requests, Ids(), block_size, **options)
 
 
+def coarser(workload, block_size) -> Workload:
+    return runs_of(workload).coarser(block_size).unfolded()
+
+
 def prefixes(tokens, block_size):
     return [tuple(tokens[: end + block_size]) for end in range(0, len(tokens) - block_size + 1, block_size)]
 
@@ -78,7 +83,7 @@ def test_nodes_are_the_distinct_prefixes(prompts, block_size):
 
 @given(PROMPTS, st.sampled_from([1, 2]), st.sampled_from([2, 3, 4]))
 def test_coarser_equals_building_anew(prompts, base, factor):
-    coarse, fresh = build(prompts, base).coarser(base * factor), build(prompts, base * factor)
+    coarse, fresh = coarser(build(prompts, base), base * factor), build(prompts, base * factor)
     assert coarse.distinct_blocks == fresh.distinct_blocks
     assert (coarse.offsets == fresh.offsets).all()
     of_coarse = [tuple(coarse.prefix_of(node).tolist()) for node in coarse.nodes]
@@ -108,7 +113,7 @@ def test_hashes_chain_from_the_space_and_match_the_hasher():
     assert len({bytes(row) for row in workload.hashes}) == 4
     for node in range(4):
         assert workload.hash_of(node) == bytes(workload.hashes[node])
-    root = workload._root(0)
+    root = workload.root(0)
     expected = list(hash_blocks(np.array([1, 2, 3, 4], np.uint32), 2, root))
     assert [bytes(workload.hashes[node]) for node in workload.nodes[:2]] == expected
 
@@ -126,7 +131,7 @@ def test_block_ids_keep_their_partial_last_block():
     assert workload.ready_made and workload.block_size == 4
     assert workload.partial.tolist() == [True, False]
     assert workload.nodes.tolist() == [0, 1, 0, 2, 3]
-    assert workload.coarser(8).lengths.tolist() == [0, 1], (
+    assert coarser(workload, 8).lengths.tolist() == [0, 1], (
         "two full blocks make one; a partial one makes none"
     )
 
@@ -140,19 +145,19 @@ def test_kinds_and_block_sizes_do_not_mix():
 
 def test_equal_hints_are_told_apart_by_content():
     """Many one-word blocks below one parent: every probe chain must compare words, not hashes."""
-    trie = BlockTrie(1, nodes=4)
+    trie = BlockTrie(1, runs=4)
     words = np.random.default_rng(0).permutation(5000).astype(np.uint32)
     offsets = np.arange(5001, dtype=np.int64)
     leaves = trie.insert(words, offsets, np.zeros(5000, np.int32))
     assert len(set(leaves.tolist())) == 5000
     trie._hash[:] = 0  # pretend that all collide
     trie._table[:] = -1
-    trie.size = 0
+    trie.size = trie.blocks = 0
     again = trie.insert(words[:50].repeat(2), np.arange(101, dtype=np.int64), np.zeros(100, np.int32))
     assert again.tolist() == np.arange(50).repeat(2).tolist()
 
 
 def test_an_empty_log_is_an_empty_workload():
-    workload = WorkloadBuilder(8, "x").finish()
+    workload = WorkloadBuilder(8, "x").finish().unfolded()
     assert workload.requests == workload.distinct_blocks == 0
     assert workload.nodes.tolist() == []
