@@ -1,8 +1,8 @@
 """`kvtool_paged`: attention over block tables, registered with transformers for any model to use.
 
 A forward gets a `PagedStep` as its argument `kvtool`. Each layer writes its new keys (after RoPE) and
-values into the arena, then executes the step's plan. On CUDA that is a `TilePlan` for our own kernels. On
-CPUs it is a `ReadPlan`, each read of which is computed by torch's flash kernel, which returns the
+values into the arena, then executes the step's plan. On CUDA that is a `Tiling` for our own kernels. On CPUs
+it is a `ReadPlan`, each read of which is computed by torch's flash kernel, which returns the
 log-sum-exp that merging needs, or by plain matrix products (soft caps, unequal head sizes).
 """
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 
 from kvtool.engine.compute.arena import Arena
-from kvtool.engine.compute.kernels.tables import TilePlan
+from kvtool.engine.compute.kernels.tables import Tiling
 from kvtool.engine.compute.reads import Part, ReadPlan
 
 NAME = "kvtool_paged"
@@ -30,7 +30,7 @@ class PagedStep:
 
     arena: Arena
     writes: Tensor
-    plan: ReadPlan | TilePlan
+    plan: ReadPlan | Tiling
     windows: tuple[int | None, ...]
 
 
@@ -53,7 +53,7 @@ def paged_attention(
     assert kvtool is not None, "this model runs through Runner.step"
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    compute = _tiled if isinstance(kvtool.plan, TilePlan) else _gathered
+    compute = _gathered if isinstance(kvtool.plan, ReadPlan) else _tiled
     out, sums = compute(kvtool, layer, query[0], key[0], value[0], scale, softcap)
     if s_aux is not None:
         # A sink adds exp(s) to the softmax's sum and nothing to its output.
@@ -74,7 +74,7 @@ def _tiled(
     from kvtool.engine.compute.kernels.layers import LayerBlocks
     from kvtool.engine.compute.kernels.paged import paged
 
-    assert isinstance(step.plan, TilePlan)
+    assert not isinstance(step.plan, ReadPlan)
     return paged(
         step.plan,
         LayerBlocks(step.arena.keys[layer], step.arena.values[layer]),
@@ -216,10 +216,5 @@ def plain(
     return torch.cat(outs, 2), torch.cat(all_sums, 2)
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    """The paged path masks for itself; building transformers' mask would be wasted."""
-    return
-
-
+# No mask is registered under this name, so that transformers builds none: the paged path masks for itself.
 AttentionInterface.register(NAME, paged_attention)
-AttentionMaskInterface.register(NAME, _no_mask)

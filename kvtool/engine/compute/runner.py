@@ -10,7 +10,8 @@ from torch import Tensor
 from kvtool.blocks import TokenIds
 from kvtool.engine.compute.arena import Arena
 from kvtool.engine.compute.attention import PagedStep
-from kvtool.engine.compute.kernels.tables import TilePlan, processors
+from kvtool.engine.compute.graphs import SIZES, DecodeBatch, DecodeGraphs
+from kvtool.engine.compute.kernels.tables import TilePlan, Tiling, processors
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.reads import ReadPlan, Span
 
@@ -37,36 +38,68 @@ class Runner:
         """`kernels`: attend by the Triton kernels; by default where the arena is on a GPU."""
         self.model = model
         self.arena = arena
-        self._kernels = arena.device.type == "cuda" if kernels is None else kernels
         self._windows = tuple(layer.window for layer in model.config.layers)
+        self._kernels = arena.device.type == "cuda" if kernels is None else kernels
+        self._graphs = DecodeGraphs(
+            self._forward_all,
+            arena.device,
+            arena.block_size,
+            min(layer.kv_heads for layer in model.config.layers),
+            min(model.config.max_positions, arena.slots * arena.block_size),
+            processors(arena.device),
+        )
 
     def step(self, batch: Sequence[Chunk]) -> Tensor:
         """Compute all chunks, filling their slots. Logits [n_wanted, vocab], float32, in batch order.
 
-        No two chunks may write to the same block; a chunk may read what an earlier step wrote.
+        No two chunks may write to the same block; a chunk may read what an earlier step wrote. On a GPU
+        the logits are valid until the next step.
         """
         assert batch, "an empty step"
         spans, wanted = self._pack(batch)
-        device = self.arena.device
-        tokens = np.concatenate([chunk.tokens for chunk in batch]).astype(np.int64)
-        positions = np.concatenate([np.arange(span.start, span.end) for span in spans])
+        tokens = torch.from_numpy(np.concatenate([chunk.tokens for chunk in batch]).astype(np.int64))
+        positions = torch.from_numpy(np.concatenate([np.arange(span.start, span.end) for span in spans]))
         assert positions.max() < self.model.config.max_positions, "beyond the model's last position"
-        plan: ReadPlan | TilePlan
+        writes = torch.from_numpy(self._writes(spans))
+        if self._kernels and len(tokens) == len(batch) == len(wanted) <= SIZES[-1]:
+            return self._graphs.run(DecodeBatch(tokens, positions, writes, [span.slots for span in spans]))
+        device = self.arena.device
+        plan: ReadPlan | Tiling
         if self._kernels:
             plan = TilePlan(spans, device, processors(device))
         else:
             plan = ReadPlan(spans, self.arena.block_size, device, self.arena.dtype)
-        writes = torch.from_numpy(self._writes(spans)).to(device)
+        logits = self._forward(
+            tokens.to(device),
+            positions.to(device),
+            writes.to(device),
+            plan,
+            torch.tensor(wanted, dtype=torch.long, device=device),
+        )
+        assert logits.shape[0] == len(wanted)
+        return logits
+
+    def _forward_all(self, tokens: Tensor, positions: Tensor, writes: Tensor, plan: Tiling) -> Tensor:
+        return self._forward(tokens, positions, writes, plan, 0)
+
+    def _forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        writes: Tensor,
+        plan: ReadPlan | Tiling,
+        wanted: Tensor | int,
+    ) -> Tensor:
+        """Logits [wanted, vocab] of rows `wanted` int64 [wanted], or of all of them if it is 0."""
         with torch.inference_mode():
             output = self.model.module(
-                input_ids=torch.from_numpy(tokens)[None].to(device),
-                position_ids=torch.from_numpy(positions)[None].to(device),
+                input_ids=tokens[None],
+                position_ids=positions[None],
                 use_cache=False,
-                logits_to_keep=torch.tensor(wanted, dtype=torch.long, device=device),
+                logits_to_keep=wanted,
                 kvtool=PagedStep(self.arena, writes, plan, self._windows),
             )
-        logits: Tensor = output.logits[0].float()
-        assert logits.shape[0] == len(wanted)
+            logits: Tensor = output.logits[0].float()
         return logits
 
     def _pack(self, batch: Sequence[Chunk]) -> tuple[list[Span], list[int]]:

@@ -6,11 +6,11 @@ from torch import Tensor
 from kvtool.engine.compute.kernels.attend import attend
 from kvtool.engine.compute.kernels.layers import LayerBlocks
 from kvtool.engine.compute.kernels.store import store
-from kvtool.engine.compute.kernels.tables import TilePlan
+from kvtool.engine.compute.kernels.tables import Tiling
 
 
 def paged(
-    plan: TilePlan,
+    plan: Tiling,
     blocks: LayerBlocks,
     writes: Tensor,
     query: Tensor,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -32,6 +33,14 @@ class Tiles:
     tokens: int
     splits: int
     rows: Tensor
+
+
+class Tiling(Protocol):
+    """What the kernels are told of a batch."""
+
+    def tiles(self, groups: int, kv_heads: int) -> list[Tiles]:
+        """For layers with `kv_heads` key-value heads of `groups` query heads each."""
+        ...
 
 
 @dataclass

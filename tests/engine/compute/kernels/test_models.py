@@ -29,3 +29,19 @@ def test_mixed_batch_over_shared_blocks(tiny, bench, make_prompt):
     chunks = [Chunk(prompt[32:], 32, slots + run.take(len(prompt) - 32), True) for prompt in prompts]
     truth = torch.cat([pair.logits(prompt)[-1:] for prompt in prompts])
     torch.testing.assert_close(run.runner.step(chunks), truth, atol=1e-4, rtol=0)
+
+
+def test_decodes_of_many_sequences(tiny, bench, make_prompt):
+    pair = tiny("grouped-query llama")
+    run = bench(pair.model, block_size=16, seed=4)
+    run.runner = Runner(pair.model, run.arena, kernels=True)
+    prompts = [make_prompt(length, seed=length) for length in (17, 40, 2)]
+    tables = [run.take(len(prompt)) for prompt in prompts]
+    for prompt, slots in zip(prompts, tables, strict=True):
+        run.prefill(prompt[:-1], slots)
+    chunks = [
+        Chunk(prompt[-1:], len(prompt) - 1, slots, True)
+        for prompt, slots in zip(prompts, tables, strict=True)
+    ]
+    truth = torch.cat([pair.logits(prompt)[-1:] for prompt in prompts])
+    torch.testing.assert_close(run.runner.step(chunks), truth, atol=1e-4, rtol=0)

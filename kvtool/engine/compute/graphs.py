@@ -1,0 +1,167 @@
+"""Decodes as CUDA graphs: one launch instead of the thousands that a model's layers make from Python.
+
+A graph is captured for a padded batch size and a bucket of lengths, when a batch first needs it, and
+reads its inputs from buffers of its own. Rows that only fill up the batch repeat the last real row:
+they write the same values to the same place. Without CUDA the same buffers go through a plain forward.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvtool.engine.compute.kernels.tables import Tiles, splits
+
+SIZES = (1, 2, 4, 8, *range(16, 257, 8))
+"""Padded batch sizes; larger batches run as plain forwards."""
+
+SHORTEST = 1024
+"""Tokens of the first bucket of lengths; each further one is twice as long."""
+
+WARM_UPS = 2
+"""Plain forwards before a capture: kernels are compiled and workspaces allocated in them."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBatch:
+    """One token of each of n sequences. All int64 [n] on the CPU but the tables.
+
+    tokens: ids. positions: where they stand. writes: slot * block_size + offset of their keys.
+    tables: block tables, each covering its sequence's position.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    writes: Tensor
+    tables: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTiles:
+    """The kernels' plan in a graph: the same tiles for every layer, in static buffers."""
+
+    fixed: Tiles
+
+    def tiles(self, groups: int, kv_heads: int) -> list[Tiles]:
+        """One tile a row."""
+        return [self.fixed]
+
+
+Forward = Callable[[Tensor, Tensor, Tensor, DecodeTiles], Tensor]
+"""(tokens [n], positions [n], writes [n], tiles) -> logits [n, vocab], all on the device."""
+
+
+class DecodeGraphs:
+    """Graphs of one model over one arena, made when first needed."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        device: torch.device,
+        block_size: int,
+        kv_heads: int,
+        most_tokens: int,
+        processors: int,
+    ) -> None:
+        """kv_heads: fewest of any layer. most_tokens: the longest sequence."""
+        self._forward = forward
+        self._device = device
+        self._block_size = block_size
+        self._kv_heads = kv_heads
+        self._most_tokens = most_tokens
+        self._processors = processors
+        self._graphs: dict[tuple[int, int], _Graph] = {}
+
+    def run(self, batch: DecodeBatch) -> Tensor:
+        """Logits [n, vocab] float32 on the device, valid until the next run."""
+        rows = len(batch.tokens)
+        size = next(size for size in SIZES if size >= rows)
+        longest = int(batch.positions.max()) + 1
+        bucket = SHORTEST
+        while bucket < longest:
+            bucket *= 2
+        bucket = min(bucket, -(-self._most_tokens // self._block_size) * self._block_size)
+        if (size, bucket) not in self._graphs:
+            self._graphs[size, bucket] = self._make(size, bucket)
+        return self._graphs[size, bucket].run(batch)[:rows]
+
+    def _make(self, size: int, bucket: int) -> "_Graph":
+        pieces = splits(size * self._kv_heads, bucket, self._processors)
+        return _Graph(self._forward, self._device, size, bucket, self._block_size, pieces)
+
+
+class _Graph:
+    """One captured forward and its buffers."""
+
+    def __init__(
+        self, forward: Forward, device: torch.device, size: int, bucket: int, block_size: int, pieces: int
+    ) -> None:
+        blocks = bucket // block_size
+        pinned = device.type == "cuda"
+        self._host_inputs = torch.zeros(3, size, dtype=torch.int64, pin_memory=pinned)
+        self._host_tiles = torch.zeros(size, 4, dtype=torch.int32, pin_memory=pinned)
+        self._host_tables = torch.zeros(size, blocks, dtype=torch.int32, pin_memory=pinned)
+        self._inputs = torch.zeros_like(self._host_inputs, device=device)
+        self._tiles = torch.zeros_like(self._host_tiles, device=device)
+        self._tables = torch.zeros_like(self._host_tables, device=device)
+        rows = torch.arange(size, device=device)
+        self._plan = DecodeTiles(Tiles(self._tiles, self._tables, 1, pieces, rows))
+        self._forward = forward
+        self._device = device
+        self._block_size = block_size
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._logits = torch.empty(0)
+        self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
+
+    def run(self, batch: DecodeBatch) -> Tensor:
+        self._fill(batch)
+        if self._device.type != "cuda":
+            return self._compute()
+        if self._graph is None:
+            self._capture()
+        assert self._graph is not None
+        self._graph.replay()
+        return self._logits
+
+    def _fill(self, batch: DecodeBatch) -> None:
+        """Copy a batch into the buffers; rows beyond it repeat its last one."""
+        if self._copied is not None:
+            self._copied.synchronize()  # the last copies may still be reading the pinned buffers
+        rows = len(batch.tokens)
+        for buffer, values in zip(
+            self._host_inputs, (batch.tokens, batch.positions, batch.writes), strict=True
+        ):
+            buffer[:rows] = values
+            buffer[rows:] = values[-1]
+        self._host_tables.zero_()
+        used = (batch.positions // self._block_size + 1).tolist()
+        for row, (table, blocks) in enumerate(zip(batch.tables, used, strict=True)):
+            self._host_tables[row, :blocks] = torch.tensor(table[:blocks], dtype=torch.int32)
+        self._host_tables[rows:] = self._host_tables[rows - 1]
+        # A tile: sequence, row, one token, its position.
+        size = len(self._host_tiles)
+        self._host_tiles[:, 0] = self._host_tiles[:, 1] = torch.arange(size)
+        self._host_tiles[:, 2] = 1
+        self._host_tiles[:, 3] = self._host_inputs[1]
+        self._inputs.copy_(self._host_inputs, non_blocking=True)
+        self._tiles.copy_(self._host_tiles, non_blocking=True)
+        self._tables.copy_(self._host_tables, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+    def _compute(self) -> Tensor:
+        tokens, positions, writes = self._inputs
+        return self._forward(tokens, positions, writes, self._plan)
+
+    def _capture(self) -> None:
+        """The buffers hold a real batch, so the warm-ups compute and store what the replay will."""
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                self._compute()
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._logits = self._compute()
