@@ -150,13 +150,32 @@ request_options = together(
 """Which requests count and which may share: `where`, `session_gap`, `share_tenants`."""
 
 
+def in_a_folder(_: click.Context, __: click.Parameter, value: Path | None) -> Path | None:
+    """A file that can be written at the end: asked before a long run, not after it."""
+    if value is not None and not value.parent.is_dir():
+        raise click.BadParameter(f"no such folder {value.parent}")
+    return value
+
+
 report_option = click.option(
     "--report",
     type=click.Path(dir_okay=False, path_type=Path),
+    callback=in_a_folder,
     metavar="FILE.html",
     help="Also write a page for people: one file that needs no network.",
 )
 """A page in one file: `report`."""
+
+
+def given_options(config: Any) -> list[tuple[str, str]]:
+    """(--name, value) of the options with which a command read its logs, those left at their default not;
+    a flag has the value "". config: a command's own, which may lack some of them."""
+    pairs = [("--map", f"{field}={path}") for field, path in config.mapping.items()]
+    for name in ("format", "tokenizer", "chat_template", "where", "session_gap", "share_tenants"):
+        value = getattr(config, name, None)
+        if value not in (None, False, getattr(type(config), name, None)):
+            pairs.append((f"--{name.replace('_', '-')}", "" if value is True else str(value)))
+    return pairs
 
 
 def output_format(*names: str) -> Callable[[Decorated], Decorated]:

@@ -221,7 +221,8 @@ class Step:
 @dataclass(frozen=True)
 class Page:
     """A report page. redacted: values of the log are masked. served, served_fixed: token hit rate as logged
-    and with all safe fixes; lost_tokens lie between them."""
+    and with all safe fixes; lost_tokens lie between them. with_tables: the report's own tables follow the
+    pictures."""
 
     title: str
     subtitle: str
@@ -241,3 +242,4 @@ class Page:
     routing: Routing | None = None
     storage: Storage | None = None
     steps: Sequence[Step] = ()
+    with_tables: bool = False

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+import numpy as np
+
 from kvtool.analysis.analyze import Analysis
 from kvtool.analysis.branches import branches
 from kvtool.analysis.memory import ModelShape
@@ -29,7 +31,7 @@ def analysis_page(
     hide: Callable[[str], str] | None,
 ) -> Page:
     """The page. hide: masks text that only one session has; None shows it. options: see `next_steps`."""
-    workload, rate = analysis.workload, document["hit_rate"]
+    runs, rate = analysis.runs, document["hit_rate"]
     source = document["source"]
     lost = round((rate["normalized_tokens"] - rate["tokens"]) * document["tokens"]["prompt"])
     return Page(
@@ -44,12 +46,12 @@ def analysis_page(
         served_fixed=None if analysis.encoder is None else rate["normalized_tokens"],
         exhibits=exhibits,
         trie=_trie(analysis, hide),
-        capacity=capacity(workload, analysis.curve, shape),
+        capacity=capacity(analysis, shape),
         block_sizes=block_sizes(document["block_sizes"]),
         block_size=document["block_size"],
-        over_time=over_time(workload, analysis.rates),
-        sessions=sessions(workload, analysis.rates, named=hide is None),
-        routing=routing(workload),
+        over_time=over_time(runs, analysis.rates),
+        sessions=sessions(runs, analysis.rates, named=hide is None),
+        routing=routing(analysis),
         steps=next_steps(document, logs, options),
     )
 
@@ -92,17 +94,18 @@ def _figures(document: Mapping[str, Any], lost: int, price: tuple[float, float] 
 
 
 def _trie(analysis: Analysis, hide: Callable[[str], str] | None) -> list[Branch]:
-    workload, counts, encoder = analysis.workload, analysis.usage, analysis.encoder
+    runs, counts, encoder = analysis.runs, analysis.counts, analysis.encoder
+    above = runs.above
+    blocks = runs.depth + np.int32(1) - above
 
     def text(head: int, last: int) -> str:
         if encoder is None:
             return ""
-        path = workload.path_of(last)
-        blocks = path[path.index(head) :][: -(-SHOWN_TOKENS // workload.block_size)]
-        ids = [int(word) for node in blocks for word in workload.tokens_of(node)]
-        own = encoder.tokenizer.decode(ids)[:SHOWN]
+        start = above[head]
+        stop = min(start + -(-SHOWN_TOKENS // runs.block_size), runs.depth[last] + 1)
+        depth = np.arange(start, stop, dtype=np.int32)
+        words = runs.words_of(np.full(len(depth), last, np.int32), depth)
+        own = encoder.tokenizer.decode(words.ravel().tolist())[:SHOWN]
         return hide(own) if hide is not None and counts.sessions[head] < 2 else own
 
-    return branches(
-        workload.parent, workload.depth, counts.requests, counts.sessions, workload.block_size, text
-    )
+    return branches(runs.parent, above, blocks, counts.requests, counts.sessions, runs.block_size, text)

@@ -16,7 +16,7 @@ LEAST = 0.0005
 
 @dataclass(frozen=True)
 class Chains:
-    """c chains of a trie, parents first. head, last: first and last node of each. blocks: its length.
+    """c chains of a tree, parents first. head, last: first and last node of each. blocks: its length.
     weight: tokens x requests of it and of all below it, int64 [c]."""
 
     head: NDArray[np.int64]
@@ -26,30 +26,36 @@ class Chains:
     weight: NDArray[np.int64]
 
 
-def chains(parent: NDArray[np.int32], requests: NDArray[np.int64], block_size: int) -> Chains:
-    """Cut a trie wherever some request leaves or ends. parent: smaller than the node's own id, -1: none."""
-    above = parent.astype(np.int64)
-    starts = (above < 0) | (requests[above] != requests)
-    top = np.where(starts, np.arange(len(above)), above)  # halves the way to a chain's head at every turn
+def chains(
+    parent: NDArray[np.int32], blocks: NDArray[np.int32], requests: NDArray[np.int64], block_size: int
+) -> Chains:
+    """Cut a tree wherever some request leaves or ends. parent: smaller than the node's own number, -1: none;
+    blocks: of each node."""
+    owner = parent.astype(np.int64)
+    starts = (owner < 0) | (requests[owner] != requests)
+    top = np.where(starts, np.arange(len(owner)), owner)  # halves the way to a chain's head at every turn
     while True:
         higher = top[top]
         if (higher == top).all():
             break
         top = higher
-    head, chain, blocks = np.unique(top, return_inverse=True, return_counts=True)
+    head, chain = np.unique(top, return_inverse=True)
+    length = np.zeros(len(head), np.int64)
+    np.add.at(length, chain, blocks)
     last = np.zeros(len(head), np.int64)
-    np.maximum.at(last, chain, np.arange(len(above)))
-    chain_parent = np.where(above[head] < 0, -1, chain[above[head]])
-    weight = requests[head] * blocks * block_size
+    np.maximum.at(last, chain, np.arange(len(owner)))
+    chain_parent = np.where(owner[head] < 0, -1, chain[owner[head]])
+    weight = requests[head] * length * block_size
     for child, own in zip(range(len(head) - 1, -1, -1), chain_parent[::-1].tolist(), strict=True):
         if own >= 0:
             weight[own] += weight[child]
-    return Chains(head, last, chain_parent, blocks, weight)
+    return Chains(head, last, chain_parent, length, weight)
 
 
 def branches(
     parent: NDArray[np.int32],
-    depth: NDArray[np.int32],
+    above: NDArray[np.int32],
+    blocks: NDArray[np.int32],
     requests: NDArray[np.int64],
     sessions: NDArray[np.int64],
     block_size: int,
@@ -57,9 +63,10 @@ def branches(
 ) -> list[Branch]:
     """The heaviest chains in full, parents first, and beside them one row for all their small siblings.
 
-    requests, sessions: users of each node. text: what stands in the chain from one node down to another.
+    Of each node of a tree, above: blocks above it, blocks: its own, requests, sessions: its users. text: what
+    stands in the chain from one node down to another.
     """
-    found = chains(parent, requests, block_size)
+    found = chains(parent, blocks, requests, block_size)
     if not len(found.head):
         return []
     total = int(found.weight[found.parent < 0].sum())
@@ -69,12 +76,12 @@ def branches(
     row = np.cumsum(shown) - 1
     rows: list[Branch] = []
     for chain in np.flatnonzero(shown).tolist():
-        head, last, above = int(found.head[chain]), int(found.last[chain]), int(found.parent[chain])
+        head, last, owner = int(found.head[chain]), int(found.last[chain]), int(found.parent[chain])
         users = int(requests[head])
         rows.append(
             Branch(
-                parent=-1 if above < 0 else int(row[above]),
-                start=int(depth[head]) * block_size,
+                parent=-1 if owner < 0 else int(row[owner]),
+                start=int(above[head]) * block_size,
                 tokens=int(found.blocks[chain]) * block_size,
                 requests=users,
                 sessions=int(sessions[head]),
@@ -84,24 +91,24 @@ def branches(
                 text=text(head, last),
             )
         )
-    return rows + _merged(found, shown, row, depth, requests, block_size)
+    return rows + _merged(found, shown, row, above, requests, block_size)
 
 
 def _merged(
     found: Chains,
     shown: NDArray[np.bool_],
     row: NDArray[np.int64],
-    depth: NDArray[np.int32],
+    above: NDArray[np.int32],
     requests: NDArray[np.int64],
     block_size: int,
 ) -> list[Branch]:
     """One row for the small branches below each shown one, and one for those at the top."""
-    above = found.parent
-    small = np.flatnonzero(~shown & ((above < 0) | shown[above]))
-    small = small[np.argsort(above[small], kind="stable")]
-    owners, first, count = np.unique(above[small], return_index=True, return_counts=True)
+    owner_of = found.parent
+    small = np.flatnonzero(~shown & ((owner_of < 0) | shown[owner_of]))
+    small = small[np.argsort(owner_of[small], kind="stable")]
+    owners, first, count = np.unique(owner_of[small], return_index=True, return_counts=True)
     once = found.blocks * block_size  # tokens that each chain computes once, with all below it
-    for chain, own in zip(range(len(once) - 1, -1, -1), above[::-1].tolist(), strict=True):
+    for chain, own in zip(range(len(once) - 1, -1, -1), owner_of[::-1].tolist(), strict=True):
         if own >= 0:
             once[own] += once[chain]
     rows = []
@@ -111,7 +118,7 @@ def _merged(
         rows.append(
             Branch(
                 parent=-1 if owner < 0 else int(row[owner]),
-                start=int(depth[found.head[part[0]]]) * block_size,
+                start=int(above[found.head[part[0]]]) * block_size,
                 tokens=int(found.blocks[part].max()) * block_size,
                 requests=int(requests[found.head[part]].sum()),
                 sessions=0,

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtool.analysis.hit_rates import HitRates
-from kvtool.analysis.workload import Workload
+from kvtool.analysis.workload import PromptTree
 from kvtool.page import Call, Interval, OverTime, Session, Sessions
 
 INTERVALS = 96
@@ -15,7 +15,7 @@ CALLS = 60
 """Requests of one session that are shown."""
 
 
-def _places(workload: Workload) -> tuple[bool, NDArray[np.int64]]:
+def _places(workload: PromptTree) -> tuple[bool, NDArray[np.int64]]:
     """(whether the log has times, µs UTC or number of each request, never falling)."""
     known = workload.arrival >= 0
     if not known.any():
@@ -24,7 +24,7 @@ def _places(workload: Workload) -> tuple[bool, NDArray[np.int64]]:
     return True, np.maximum.accumulate(np.where(known, workload.arrival, first))
 
 
-def over_time(workload: Workload, rates: HitRates) -> OverTime:
+def over_time(workload: PromptTree, rates: HitRates) -> OverTime:
     """Sums of the requests that arrive in each of at most INTERVALS equal intervals."""
     timed, at = _places(workload)
     most = min(max(workload.requests // EACH, 1), INTERVALS)
@@ -46,7 +46,7 @@ def _sums(group: NDArray[np.int64], values: NDArray[np.int64], count: int) -> ND
     return sums
 
 
-def sessions(workload: Workload, rates: HitRates, named: bool) -> Sessions | None:
+def sessions(workload: PromptTree, rates: HitRates, named: bool) -> Sessions | None:
     """The SESSIONS with most prompt tokens, in order of their first request; None in a log without any.
 
     named: show the log's own names; else sessions are numbered as they are listed.

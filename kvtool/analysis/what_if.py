@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from kvtool.analysis.analyze import Analysis
 from kvtool.analysis.curve import LruCurve
 from kvtool.analysis.memory import ModelShape
 from kvtool.analysis.simulate import BELADY, SimulateConfig, Simulation
-from kvtool.analysis.workload import Workload
 from kvtool.page import Capacity, Curve, MemoryModel, Route, Routing
 
 ACCESSES = 60_000_000
@@ -36,21 +36,22 @@ def lru_points(curve: LruCurve, most: int) -> Curve:
     return Curve("lru", [(size, round(curve.at(size).tokens, 6)) for size in sizes])
 
 
-def capacity(workload: Workload, curve: LruCurve, shape: ModelShape | None) -> Capacity:
+def capacity(analysis: Analysis, shape: ModelShape | None) -> Capacity:
     """Hit rate against capacity per policy, Belady's optimum among them; fewer of both for a long log."""
-    accesses = max(int(workload.lengths.sum()), 1)
+    distinct = max(analysis.runs.distinct_blocks, 1)
+    accesses = max(int(analysis.runs.lengths.sum()), 1)
     replays = ACCESSES // accesses
     policies = POLICIES if replays >= FEWEST * len(POLICIES) else (BELADY,)
     points = min(replays // len(policies), MOST)
-    curves = [lru_points(curve, workload.distinct_blocks)]
+    curves = [lru_points(analysis.curve, distinct)]
     if points >= FEWEST:
-        most = max(workload.distinct_blocks, 1)
-        sizes = np.unique(np.geomspace(max(most // 200, 1), most, points).round().astype(np.int64))
-        simulation = Simulation(workload, SimulateConfig())
+        spaced = np.geomspace(max(distinct // 200, 1), distinct, points)
+        sizes = np.unique(spaced.round().astype(np.int64))
+        simulation = Simulation(analysis.workload, SimulateConfig())
         for policy in policies:
             rates = [(size, simulation.row(policy, size)["tokens"]) for size in sizes.tolist()]
             curves.append(Curve(policy, rates))
-    return Capacity(workload.block_size, workload.distinct_blocks, curves, memory_models(shape))
+    return Capacity(analysis.runs.block_size, distinct, curves, memory_models(shape))
 
 
 def memory_models(shape: ModelShape | None) -> list[MemoryModel]:
@@ -59,15 +60,15 @@ def memory_models(shape: ModelShape | None) -> list[MemoryModel]:
     return [*own, *KNOWN_MODELS]
 
 
-def routing(workload: Workload) -> Routing | None:
+def routing(analysis: Analysis) -> Routing | None:
     """Every routing over REPLICAS caches under LRU; None for a log too long to replay so often, or tiny."""
-    accesses = int(workload.lengths.sum())
-    size = max(round(SHARE * workload.distinct_blocks), 1)
+    accesses = int(analysis.runs.lengths.sum())
+    size = max(round(SHARE * analysis.runs.distinct_blocks), 1)
     if not 0 < accesses * 7 <= ACCESSES or size < REPLICAS:
         return None
     from kvtool.analysis.routing import ROUTINGS  # compiled at first import
 
-    simulation = Simulation(workload, SimulateConfig(replicas=REPLICAS))
+    simulation = Simulation(analysis.workload, SimulateConfig(replicas=REPLICAS))
     rows = [simulation.row("lru", size, name) for name in ROUTINGS]
     return Routing(
         replicas=REPLICAS,

@@ -10,9 +10,11 @@ import click
 from kvtool.options import (
     Rate,
     format_options,
+    given_options,
     output_format,
     price_option,
     prompt_options,
+    report_option,
     request_options,
     strict_option,
 )
@@ -20,7 +22,10 @@ from kvtool.renderers import RENDERERS
 
 if TYPE_CHECKING:
     from kvtool.analysis.analyze import Analysis
-    from kvtool.report import Finding, Report
+    from kvtool.analysis.memory import ModelShape
+    from kvtool.lint.check import Priced
+    from kvtool.page import Page
+    from kvtool.report import Report
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,9 @@ class Config:
     min_hit_rate: float | None = None
     fail_on: str | None = None
     price: tuple[float, float] | None = None
+    report: Path | None = None
+    model: str | None = None
+    show_values: bool = False
 
 
 @click.command(
@@ -66,6 +74,9 @@ class Config:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the analysis as FILE.duckdb.",
 )
+@report_option
+@click.option("--model", help="Model folder or embedded: its memory sizes mark the report's capacities.")
+@click.option("--show-values", is_flag=True, help="Print values in the report as they are, not masked.")
 @output_format("terminal", "json", "markdown")
 @click.option("--min-hit-rate", type=Rate(), help="Exit 1 below this token hit rate (0.4 or 40%).")
 @click.option(
@@ -84,6 +95,7 @@ def run(config: Config) -> tuple["Report", bool]:
     """The report, and whether every gate is met."""
     from kvtool.analysis.analyze import AnalyzeConfig, analyze
     from kvtool.analysis.describe import describe, present
+    from kvtool.analysis.memory import read_shape
     from kvtool.analysis.store import save_analysis
     from kvtool.files import refuse_inputs
     from kvtool.lint.price import in_money
@@ -92,10 +104,12 @@ def run(config: Config) -> tuple["Report", bool]:
     from kvtool.logs.reader import open_log
     from kvtool.logs.sources import expand
     from kvtool.progress import counted
+    from kvtool.renderers.html import write_page
     from kvtool.tokens import load_encoder
 
     check_fail_on(config.fail_on, "--fail-on")
-    refuse_inputs(expand(config.logs), config.output)
+    refuse_inputs(expand(config.logs), config.output, config.report)
+    shape = read_shape(config.model) if config.model else None
     log = open_log(config.logs, format=config.format, mapping=config.mapping, strict=config.strict)
     notes: list[str] = []
     with counted("requests read") as advance:
@@ -106,17 +120,45 @@ def run(config: Config) -> tuple["Report", bool]:
             advance,
         )
     analysis.notes[:0] = notes
-    findings, normalized = lint(analysis, config.share_tenants)
-    findings = in_money(findings, config.price)
+    priced, normalized = lint(analysis, config.share_tenants)
+    findings = in_money([one.finding for one in priced], config.price)
     document = describe(log, analysis, findings, normalized)
     if config.output is not None:
         save_analysis(config.output, analysis.runs, analysis.rates, analysis.counts, findings, document)
     failed = config.fail_on is not None and any(stops(finding, config.fail_on) for finding in findings)
     enough = config.min_hit_rate is None or analysis.rates.tokens >= config.min_hit_rate
-    return present(document, findings), enough and not failed
+    report = present(document, findings)
+    if config.report is not None:
+        report.page = page(config, analysis, document, priced, shape)
+        write_page(report, config.report)
+    return report, enough and not failed
 
 
-def lint(analysis: "Analysis", share_tenants: bool) -> tuple[list["Finding"], float]:
+def page(
+    config: Config,
+    analysis: "Analysis",
+    document: dict[str, Any],
+    priced: list["Priced"],
+    shape: "ModelShape | None",
+) -> "Page":
+    """The pictures of an analysis; values are masked as lint masks them, unless they are asked for."""
+    from kvtool.analysis.analysis_page import analysis_page
+    from kvtool.lint.exhibit import exhibits
+    from kvtool.lint.redact import shape as masked
+
+    return analysis_page(
+        analysis,
+        document,
+        exhibits(priced, config.show_values),
+        config.logs,
+        given_options(config),
+        shape,
+        config.price,
+        None if config.show_values else masked,
+    )
+
+
+def lint(analysis: "Analysis", share_tenants: bool) -> tuple[list["Priced"], float]:
     """Findings, and the hit rate of the same requests with all safe fixes: of those that lint has read, the
     others count as they are."""
     if analysis.encoder is None or not analysis.held:
@@ -128,14 +170,13 @@ def lint(analysis: "Analysis", share_tenants: bool) -> tuple[list["Finding"], fl
 
     block_size = analysis.runs.block_size
     priced = examine(analysis.held, analysis.encoder, block_size)
-    findings = [one.finding for one in priced]
     edits = edits_of(priced)
     if not edits:
-        return findings, analysis.rates.tokens
+        return priced, analysis.rates.tokens
     fixed = normalized_requests(analysis.held, Normalizer(edits))
     after = hit_rates(build_runs(fixed, analysis.encoder, block_size, share_tenants))
     if len(analysis.held) == analysis.runs.requests:
-        return findings, after.tokens
+        return priced, after.tokens
     before = hit_rates(build_runs(analysis.held, analysis.encoder, block_size, share_tenants))
     gained = (after.tokens - before.tokens) * before.prompt_tokens
-    return findings, analysis.rates.tokens + gained / analysis.rates.prompt_tokens
+    return priced, analysis.rates.tokens + gained / analysis.rates.prompt_tokens

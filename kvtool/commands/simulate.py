@@ -14,8 +14,10 @@ from kvtool.options import (
     Rate,
     Size,
     format_options,
+    given_options,
     output_format,
     prompt_options,
+    report_option,
     request_options,
 )
 from kvtool.renderers import RENDERERS
@@ -57,6 +59,8 @@ class Config:
     share_tenants: bool = False
     format: str | None = None
     mapping: Mapping[str, str] = field(default_factory=dict)
+    report: Path | None = None
+    show_values: bool = False
     output_format: str = "terminal"
 
 
@@ -160,6 +164,8 @@ def as_speeds(
 @prompt_options
 @request_options
 @format_options
+@report_option
+@click.option("--show-values", is_flag=True, help="Print the log's session names in the report.")
 @output_format("terminal", "json", "markdown")
 def command(**options: Any) -> None:
     """Hit rate of LOGS, or of an ANALYSIS.duckdb, at other capacities, policies, replicas and tiers."""
@@ -171,8 +177,13 @@ def run(config: Config) -> "Report":
     """The report of all settings."""
     from kvtool.analysis.memory import read_shape
     from kvtool.analysis.simulate import SimulateConfig, Simulation
+    from kvtool.analysis.simulation_page import simulation_page
     from kvtool.analysis.simulation_report import present
+    from kvtool.files import refuse_inputs
+    from kvtool.logs.sources import expand
+    from kvtool.renderers.html import write_page
 
+    refuse_inputs(expand(config.logs), config.report)
     shape = read_shape(config.model) if config.model else None
     workload, known, notes = load(config)
     simulation = Simulation(
@@ -195,7 +206,13 @@ def run(config: Config) -> "Report":
         prewarmed(config.resident, workload) if config.resident else None,
         known,
     )
-    return present(simulation.run(), notes)
+    report = present(simulation.run(), notes)
+    if config.report is not None:
+        report.page = simulation_page(
+            simulation, report.data, config.logs, given_options(config), config.show_values
+        )
+        write_page(report, config.report)
+    return report
 
 
 def prewarmed(path: Path, workload: "Workload") -> "Resident":

@@ -169,7 +169,7 @@ def test_fixes_of_the_requests_that_lint_has_read_count_within_the_whole_log(tmp
         open_log([str(path)]), lambda: load_encoder("bytes"), AnalyzeConfig(held_tokens=1), lambda _: None
     )
     assert len(analysis.held) == 256 and analysis.rates.tokens < 0.01
-    findings, normalized = lint(analysis, share_tenants=False)
+    priced, normalized = lint(analysis, share_tenants=False)
     share = analysis.workload.prompt_tokens[:256].sum() / analysis.rates.prompt_tokens
-    assert findings[0].code == "KV101" and share < 0.5
+    assert priced[0].finding.code == "KV101" and share < 0.5
     assert 0.9 * share < normalized < share

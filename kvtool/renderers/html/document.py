@@ -37,7 +37,7 @@ DRAWN = ("trie", "capacity", "block_sizes", "block_size", "over_time", "sessions
 
 def page_html(report: Report) -> str:
     """The whole document. A report without a page shows what the terminal shows."""
-    page = report.page or Page("kvtool report", report.headline[0] if report.headline else "")
+    page = report.page or Page("kvtool report", "", with_tables=True)
     shown = plain(asdict(page))
     style, script = _static("page.css"), _script()
     return (
@@ -49,7 +49,7 @@ def page_html(report: Report) -> str:
             exhibits={exhibit["index"]: exhibit for exhibit in shown["exhibits"]},
             headline=[visible(line) for line in report.headline],
             notes=[visible(note) for note in report.notes],
-            tables=[_table(table) for table in report.tables] if report.page is None else [],
+            tables=[_table(table) for table in report.tables] if page.with_tables else [],
             sections=_sections(shown, bool(report.findings)),
             policy=_policy(script, style),
             style=style,

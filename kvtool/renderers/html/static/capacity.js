@@ -1,7 +1,7 @@
 // Hit rate against cache size, with the memory sizes of a model as vertical lines.
 const LOOKS = {
   lru: ["var(--p1)", "circle"], cost: ["var(--p2)", "square"], lfu: ["var(--p3)", "triangle"],
-  gdsf: ["var(--p4)", "diamond"], "lfu-da": ["var(--p3)", "star"], fitted: ["var(--p4)", "wye"],
+  gdsf: ["var(--p4)", "diamond"], "lfu-da": ["var(--p6)", "star"], fitted: ["var(--p7)", "wye"],
   belady: ["var(--p5)", "circle"],
 };
 const MEMORY = [0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 24, 40, 80, 160, 320, 640, 1280, 2560];
