@@ -16,7 +16,7 @@ from kvtool.engine.ahead import ahead
 from kvtool.engine.compute.arena import Block
 from kvtool.engine.compute.model import Model
 from kvtool.engine.schedule import Batch, batches, chunking, cut_pieces
-from kvtool.engine.storage.codec import Codec, block_parts, encode_block
+from kvtool.engine.storage.codec import block_bytes, encode_block, is_exact, stored_parts
 from kvtool.engine.storage.codecs import load_codec
 from kvtool.engine.storage.files import exclusive
 from kvtool.engine.storage.identity import Identity
@@ -27,9 +27,6 @@ from kvtool.engine.storage.shards import BadBlock, ShardSet, open_shards
 from kvtool.engine.storage.writer import Planned, ShardWriter, write_shard
 from kvtool.engine.walk import Walk
 from kvtool.errors import KvtoolError
-
-EXACT = {"codec": "raw"}
-"""The codec whose blocks can stand in for computed ones when a run resumes."""
 
 AHEAD_BYTES = 256 << 20
 """Blocks that are computed and not yet written take about this much memory at most."""
@@ -103,7 +100,7 @@ class _Run:
         self.config = config
         self.progress = progress
         self.identity = Identity.of_model(model, plan.block_size)
-        self.codec: Codec = load_codec({"codec": config.codec})
+        self.codec = load_codec({"codec": config.codec})
         self.hashes = plan_hashes(plan, self.identity)
         self.shards = self._existing()
         self.known: dict[BlockHash, BlockRow] = dict(self.shards.index) if self.shards else {}
@@ -119,9 +116,9 @@ class _Run:
             self.plan, pieces, lambda row: self.hashes[row] not in self.known, self.config.shard_bytes
         )
         manifest = self.shards.manifest if self.shards else self._new_manifest()
-        hits = dict(zip(self.hashes, self.plan.hits.tolist(), strict=True))
+        hits = dict(zip(self.hashes, self.plan.expected.tolist(), strict=True))
         self.known = {
-            name: replace(row, expected_hits=float(hits.get(name, row.expected_hits)))
+            name: replace(row, expected_hits=hits.get(name, row.expected_hits))
             for name, row in self.known.items()
         }
         before = manifest if self.shards else None
@@ -154,34 +151,46 @@ class _Run:
         return commit(self.folder, before, replace(manifest, complete=complete), index)
 
     def _write(self, batch: Batch, number: int, blocks: Iterator[tuple[int, Block]]) -> ShardFile:
-        """Stream a file's blocks into it as they come."""
-        shape = self.identity.shape
+        """Stream a file's blocks into it as they come; compressed ones wait until all sizes are known."""
+        shape, codec = self.identity.shape, self.codec
+        firsts = [bool(self.plan.depth[row] == 0) for row in batch.stored]
+        encoded = self._encoded(batch, blocks)
+        if codec.compressed:
+            encoded = iter(waiting := list(encoded))
+            sizes = [len(data) for data in waiting]
+        else:
+            sizes = [block_bytes(codec, shape, first) for first in firsts]
         planned = [
-            Planned(self.hashes[row], tuple(block_parts(self.codec, shape, bool(self.plan.depth[row] == 0))))
-            for row in batch.stored
+            Planned(self.hashes[row], tuple(stored_parts(codec, shape, first, size)))
+            for row, first, size in zip(batch.stored, firsts, sizes, strict=True)
         ]
         with write_shard(self.folder / shard_name(number), planned) as writer:
-            for expected in batch.stored:
-                row, block = next(blocks)
-                assert row == expected
-                self._append(row, block, number, writer)
-                self.blocks_done += 1
-                self.progress(self.blocks_done * self.plan.block_size)
+            for row, data in zip(batch.stored, encoded, strict=True):
+                self._append(row, data, number, writer)
         return writer.file()
+
+    def _encoded(self, batch: Batch, blocks: Iterator[tuple[int, Block]]) -> Iterator[bytes]:
+        """What the file will hold, block by block."""
+        for expected in batch.stored:
+            row, block = next(blocks)
+            assert row == expected
+            yield encode_block(self.codec, self.identity.shape, block, bool(self.plan.depth[row] == 0))
+            self.blocks_done += 1
+            self.progress(self.blocks_done * self.plan.block_size)
 
     def _exact(self, row: int) -> Block | None:
         """A stored block that can stand in for a computed one."""
         assert self.shards is not None
         name = self.hashes[row]
-        if self.shards.manifest.codecs[self.shards.index[name].codec] != EXACT:
+        codec = load_codec(self.shards.manifest.codecs[self.shards.index[name].codec])
+        if not is_exact(codec, self.identity.shape):
             return None
         try:
             return list(self.shards.read_block(name))
         except BadBlock:
             return None
 
-    def _append(self, row: int, block: Block, number: int, writer: ShardWriter) -> None:
-        depth = int(self.plan.depth[row])
+    def _append(self, row: int, data: bytes, number: int, writer: ShardWriter) -> None:
         name = self.hashes[row]
         parent = int(self.plan.parent[row])
         above = (
@@ -189,12 +198,11 @@ class _Run:
             if parent < 0
             else self.hashes[parent]
         )
-        data = encode_block(self.codec, self.identity.shape, block, depth == 0)
         writer.append(data)
         self.known[name] = BlockRow(
             hash=name,
             parent=above,
-            depth=depth,
+            depth=int(self.plan.depth[row]),
             tokens=self.plan.tokens[row],
             shard=number,
             row=len(writer.offsets) - 1,
@@ -202,8 +210,8 @@ class _Run:
             bytes=len(data),
             codec=self.config.codec,
             checksum=block_checksum(name, data),
-            expected_hits=float(self.plan.hits[row]),
-            kl=0.0 if self.codec.config() == EXACT else None,
+            expected_hits=float(self.plan.expected[row]),
+            kl=0.0 if is_exact(self.codec, self.identity.shape) else None,
         )
 
     def _existing(self) -> ShardSet | None:

@@ -1,18 +1,22 @@
 """What a codec is, and how a whole block goes through one: tensors in, one run of bytes out.
 
-Layers of one shape travel together (a group), so a codec sees keys [layers, tokens, heads, dim]. A
-block's parts are laid one after the other, wider elements first, which keeps every part aligned
+Layers of one shape and one codec travel together (a stack), so a codec sees keys [layers, tokens, heads,
+dim]. A block's parts are laid one after the other, wider elements first, which keeps every part aligned
 within the block without padding.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 from math import isfinite
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from kvtool.engine.storage.layout import DTYPES, ITEM_BYTES, BlockShape, LayerGroup, Part
+from kvtool.engine.storage.planes import compress, decompress
 from kvtool.errors import KvtoolError
 
 Block = Sequence[tuple[Tensor, Tensor]]
@@ -32,7 +36,16 @@ class Codec(Protocol):
 
     `first` says that the block begins a prompt. Its token 0 is the attention sink: every codec keeps it
     in the arena's dtype and out of its statistics, the cheapest accuracy there is.
+
+    compressed: a block's bytes are compressed as a whole at the end, so that their number is known only
+    then.
     """
+
+    compressed: ClassVar[bool]
+
+    def __hash__(self) -> int:
+        """By config."""
+        ...
 
     @property
     def name(self) -> str:
@@ -51,74 +64,155 @@ class Codec(Protocol):
         """keys, values: [layers, tokens, kv_heads, dim], finite. Deterministic to the bit."""
         ...
 
-    def decode(self, parts: Mapping[str, Tensor], first: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Keys and values in `dtype`, shaped as they went in."""
+    def decode(
+        self,
+        parts: Mapping[str, Tensor],
+        group: LayerGroup,
+        first: bool,
+        dtype: torch.dtype,
+        rotated: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values in `dtype`, shaped as they went in. `rotated`: left as the codec rotated them (see
+        storage/rotation.py), for attention that rotates queries and outputs instead.
+        """
         ...
 
 
-def block_parts(codec: Codec, shape: BlockShape, first: bool) -> list[Part]:
-    """All arrays of one encoded block in stored order; with several layer groups names end in `.0`, `.1`."""
+@dataclass(frozen=True)
+class Mixed:
+    """One codec per layer, by registry name. Not in the registry: which layers need what is measured."""
+
+    layers: tuple[str, ...]
+    compressed: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """Not a registry name."""
+        return "mixed"
+
+    def config(self) -> dict[str, Any]:
+        """As the manifest keeps it."""
+        return {"codec": "mixed", "layers": list(self.layers)}
+
+
+BlockCodec = Codec | Mixed
+"""How a block is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Layers of a block that are encoded together. `suffix` tells their parts from other stacks'."""
+
+    codec: Codec
+    group: LayerGroup
+    layers: tuple[int, ...]
+    suffix: str
+
+
+@lru_cache(maxsize=64)
+def stacks(codec: BlockCodec, shape: BlockShape) -> tuple[Stack, ...]:
+    """A block's layers by shape and codec, in order of the first one; `.0`, `.1` where there are several."""
+    from kvtool.engine.storage.codecs import load_codec
+
+    found: dict[tuple[int, str], list[int]] = {}
+    ends = list(accumulate(group.layers for group in shape.groups))
+    if isinstance(codec, Mixed) and len(codec.layers) != ends[-1]:
+        raise KvtoolError(f"a mixed codec for {len(codec.layers)} layers, the model has {ends[-1]}")
+    for number, end in enumerate(ends):
+        for layer in range(end - shape.groups[number].layers, end):
+            name = codec.layers[layer] if isinstance(codec, Mixed) else codec.name
+            found.setdefault((number, name), []).append(layer)
+    made = []
+    for place, ((number, name), layers) in enumerate(found.items()):
+        group = shape.groups[number]
+        own = load_codec({"codec": name}) if isinstance(codec, Mixed) else codec
+        assert not isinstance(own, Mixed)
+        same = LayerGroup(len(layers), group.kv_heads, group.key_dim, group.value_dim)
+        made.append(Stack(own, same, tuple(layers), f".{place}" if len(found) > 1 else ""))
+    return tuple(made)
+
+
+def is_exact(codec: BlockCodec, shape: BlockShape) -> bool:
+    """Whether decoded blocks are the arena's to the last bit, so that others may be computed over them."""
+    return codec.name in ("raw", "lossless") or (codec.name == "half" and shape.dtype != "float32")
+
+
+def block_parts(codec: BlockCodec, shape: BlockShape, first: bool) -> list[Part]:
+    """All arrays of one encoded block in stored order, before compression."""
     parts = []
-    for number, group in enumerate(shape.groups):
-        suffix = f".{number}" if len(shape.groups) > 1 else ""
-        for part in codec.parts(group, shape.block_size, DTYPES[shape.dtype], first):
-            parts.append(Part(part.name + suffix, part.dtype, part.shape))
+    for stack in stacks(codec, shape):
+        for part in stack.codec.parts(stack.group, shape.block_size, DTYPES[shape.dtype], first):
+            parts.append(Part(part.name + stack.suffix, part.dtype, part.shape))
     return sorted(parts, key=lambda part: -ITEM_BYTES[part.dtype])
 
 
-def block_bytes(codec: Codec, shape: BlockShape, first: bool) -> int:
-    """Stored size of one block."""
+def stored_parts(codec: BlockCodec, shape: BlockShape, first: bool, nbytes: int) -> list[Part]:
+    """The arrays under which a block of `nbytes` stored bytes stands in its file."""
+    if codec.compressed:
+        return [Part("compressed", "U8", (nbytes,))]
+    return block_parts(codec, shape, first)
+
+
+def block_bytes(codec: BlockCodec, shape: BlockShape, first: bool) -> int:
+    """Stored size of one block; before compression, if it is compressed."""
     return sum(part.nbytes for part in block_parts(codec, shape, first))
 
 
-def bits_per_element(codec: Codec, shape: BlockShape, first: bool = False) -> float:
-    """Stored bits per key or value element, scales included."""
+def bits_per_element(codec: BlockCodec, shape: BlockShape, first: bool = False) -> float:
+    """Stored bits per key or value element, grids and sink included."""
     return 8 * block_bytes(codec, shape, first) / shape.elements
 
 
-def encode_block(codec: Codec, shape: BlockShape, block: Block, first: bool) -> bytes:
+def encode_block(codec: BlockCodec, shape: BlockShape, block: Block, first: bool) -> bytes:
     """One block as it stands in a shard. Infinities and NaNs are refused: they would poison a cache."""
     tensors: dict[str, Tensor] = {}
-    layer = 0
-    for number, group in enumerate(shape.groups):
-        layers = block[layer : layer + group.layers]
-        layer += group.layers
-        keys = torch.stack([keys for keys, _ in layers])
-        values = torch.stack([values for _, values in layers])
+    for stack in stacks(codec, shape):
+        keys = torch.stack([block[layer][0] for layer in stack.layers])
+        values = torch.stack([block[layer][1] for layer in stack.layers])
         for noun, tensor in (("keys", keys), ("values", values)):
             if not _all_finite(tensor):
                 raise KvtoolError(
                     f"the model's {noun} are not finite in {shape.dtype}", "use --dtype float32 or bfloat16"
                 )
-        suffix = f".{number}" if len(shape.groups) > 1 else ""
-        for name, tensor in codec.encode(keys, values, first).items():
-            tensors[name + suffix] = tensor
+        for name, tensor in stack.codec.encode(keys, values, first).items():
+            tensors[name + stack.suffix] = tensor
     parts = block_parts(codec, shape, first)
     assert len(tensors) == len(parts)
-    return b"".join(_to_bytes(tensors[part.name], part) for part in parts)
+    data = b"".join(_to_bytes(tensors[part.name], part) for part in parts)
+    return compress(data, ITEM_BYTES[DTYPES[shape.dtype]]) if codec.compressed else data
 
 
-def decode_block(codec: Codec, shape: BlockShape, data: bytearray, first: bool) -> Block:
-    """Inverse of `encode_block`, on the CPU, in the arena's dtype. `data` must have the block's size.
+def decode_block(
+    codec: BlockCodec, shape: BlockShape, data: bytearray, first: bool, dtype: torch.dtype | None = None
+) -> Block:
+    """Inverse of `encode_block`, on the CPU, in `dtype` or the arena's own.
 
-    The tensors may be views of `data`.
+    `data` must have the block's size; the tensors may be views of it.
     """
-    tensors: dict[str, Tensor] = {}
+    if codec.compressed:
+        data = decompress(data, ITEM_BYTES[DTYPES[shape.dtype]], block_bytes(codec, shape, first))
+    tensors = _tensors(codec, shape, data, first)
+    block: list[tuple[Tensor, Tensor] | None] = [None] * sum(group.layers for group in shape.groups)
+    for stack in stacks(codec, shape):
+        names = [part.name for part in stack.codec.parts(stack.group, shape.block_size, "F16", first)]
+        own = {name: tensors[name + stack.suffix] for name in names}
+        wide = dtype or TORCH_TYPES[DTYPES[shape.dtype]]
+        keys, values = stack.codec.decode(own, stack.group, first, wide)
+        for place, layer in enumerate(stack.layers):
+            block[layer] = (keys[place], values[place])
+    return [pair for pair in block if pair is not None]
+
+
+def _tensors(codec: BlockCodec, shape: BlockShape, data: bytearray, first: bool) -> dict[str, Tensor]:
+    """A block's parts as views of its bytes."""
+    flat = torch.frombuffer(data, dtype=torch.uint8)
+    tensors = {}
     at = 0
     for part in block_parts(codec, shape, first):
-        tensors[part.name] = torch.frombuffer(
-            data, dtype=TORCH_TYPES[part.dtype], count=part.nbytes // ITEM_BYTES[part.dtype], offset=at
-        ).reshape(part.shape)
+        tensors[part.name] = flat[at : at + part.nbytes].view(TORCH_TYPES[part.dtype]).reshape(part.shape)
         at += part.nbytes
     assert at == len(data)
-    block: list[tuple[Tensor, Tensor]] = []
-    dtype = TORCH_TYPES[DTYPES[shape.dtype]]
-    for number in range(len(shape.groups)):
-        suffix = f".{number}" if len(shape.groups) > 1 else ""
-        own = {name.removesuffix(suffix): tensor for name, tensor in tensors.items() if name.endswith(suffix)}
-        keys, values = codec.decode(own, first, dtype)
-        block.extend(zip(keys, values, strict=True))
-    return block
+    return tensors
 
 
 def _all_finite(tensor: Tensor) -> bool:

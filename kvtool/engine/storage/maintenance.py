@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvtool.blocks import BlockHash
-from kvtool.engine.storage.codec import block_parts
+from kvtool.engine.storage.codec import stored_parts
 from kvtool.engine.storage.codecs import load_codec
 from kvtool.engine.storage.files import exclusive, leftovers
 from kvtool.engine.storage.index import BlockRow, index_to_bytes
@@ -163,7 +163,10 @@ def _rewrite(
     files = list(target.files)
     for number, blocks in _packed(moved, free_numbers(taken), limit):
         planned = [
-            Planned(row.hash, tuple(block_parts(codecs[row.codec], target.identity.shape, row.depth == 0)))
+            Planned(
+                row.hash,
+                tuple(stored_parts(codecs[row.codec], target.identity.shape, row.depth == 0, row.bytes)),
+            )
             for _, row in blocks
         ]
         with write_shard(folder / shard_name(number), planned) as writer:

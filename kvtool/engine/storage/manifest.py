@@ -12,7 +12,7 @@ from kvtool.engine.storage.files import write_private
 from kvtool.engine.storage.identity import Identity
 from kvtool.errors import KvtoolError
 
-SCHEMA = "kvtool.shards/1"
+SCHEMA = "kvtool.shards/2"
 MANIFEST = "manifest.json"
 INDEX = "index.parquet"
 

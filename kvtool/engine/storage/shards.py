@@ -11,7 +11,7 @@ from kvtool.engine.storage.manifest import INDEX, Manifest, read_manifest, sha25
 from kvtool.errors import KvtoolError
 
 if TYPE_CHECKING:
-    from kvtool.engine.storage.codec import Block, Codec
+    from kvtool.engine.storage.codec import Block, BlockCodec
 
 
 class BadBlock(KvtoolError):
@@ -37,7 +37,7 @@ class ShardSet:
     manifest: Manifest
     rows: list[BlockRow]
     index: dict[BlockHash, BlockRow]
-    _codecs: "dict[str, Codec]"
+    _codecs: "dict[str, BlockCodec]"
     _open: dict[int, int]
 
     def read_bytes(self, row: BlockRow) -> bytearray:

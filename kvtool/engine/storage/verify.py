@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtool.blocks import BlockHash, child_hash
-from kvtool.engine.storage.codec import block_parts
+from kvtool.engine.storage.codec import stored_parts
 from kvtool.engine.storage.codecs import load_codec
 from kvtool.engine.storage.index import BlockRow, block_checksum
 from kvtool.engine.storage.manifest import INDEX, Manifest, ShardFile, read_manifest
@@ -76,7 +76,10 @@ def _file(
     shape = manifest.identity.shape
     codecs = {name: load_codec(config) for name, config in manifest.codecs.items()}
     header = shard_header(
-        [Planned(row.hash, tuple(block_parts(codecs[row.codec], shape, row.depth == 0))) for row in rows]
+        [
+            Planned(row.hash, tuple(stored_parts(codecs[row.codec], shape, row.depth == 0, row.bytes)))
+            for row in rows
+        ]
     )
     digest = hashlib.sha256()
     with path.open("rb") as handle:

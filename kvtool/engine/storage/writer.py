@@ -15,7 +15,7 @@ from kvtool.engine.storage.manifest import ShardFile
 ALIGNMENT = 64
 """The first block begins at a multiple of this; the header is padded with spaces, as safetensors allows."""
 
-FORMAT = "kvtool.shard/1"
+FORMAT = "kvtool.shard/2"
 
 
 @dataclass(frozen=True, slots=True)

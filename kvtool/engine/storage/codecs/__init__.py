@@ -7,16 +7,23 @@ from kvtool.errors import KvtoolError
 from kvtool.registry import Registry
 
 if TYPE_CHECKING:
-    from kvtool.engine.storage.codec import Codec
+    from kvtool.engine.storage.codec import BlockCodec, Codec
 
 CODECS: "Registry[type[Codec]]" = Registry("kvtool.engine.storage.codecs", "CODEC", "codec")
 
 
-def load_codec(config: Mapping[str, Any]) -> "Codec":
+def load_codec(config: Mapping[str, Any]) -> "BlockCodec":
     """The codec that a JSON config describes. Unknown names and fields are errors that say so."""
+    from kvtool.engine.storage.codec import Mixed
+
     fields = dict(config)
-    made: type[Codec] = CODECS.load(str(fields.pop("codec", None)))
+    name = str(fields.pop("codec", None))
     try:
-        return made(**fields)
-    except TypeError as error:
-        raise KvtoolError(f"codec {config['codec']}: {error}", "it was written by another kvtool") from error
+        if name == "mixed":
+            mixed = Mixed(tuple(fields.pop("layers")), **fields)
+            for layer in set(mixed.layers):
+                CODECS.load(layer)
+            return mixed
+        return CODECS.load(name)(**fields)
+    except (TypeError, KeyError) as error:
+        raise KvtoolError(f"codec {name}: {error}", "it was written by another kvtool") from error

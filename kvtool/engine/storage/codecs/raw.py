@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +14,8 @@ from kvtool.engine.storage.layout import LayerGroup, Part
 class Raw:
     """16 bits per element in a 16-bit arena, 32 in fp32. Parts: keys, values [layers, tokens, heads, dim]."""
 
-    name = "raw"
+    name: ClassVar[str] = "raw"
+    compressed: ClassVar[bool] = False
 
     def config(self) -> dict[str, Any]:
         """No settings."""
@@ -31,7 +32,14 @@ class Raw:
         """The tensors themselves."""
         return {"keys": keys, "values": values}
 
-    def decode(self, parts: Mapping[str, Tensor], first: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def decode(
+        self,
+        parts: Mapping[str, Tensor],
+        group: LayerGroup,
+        first: bool,
+        dtype: torch.dtype,
+        rotated: bool = False,
+    ) -> tuple[Tensor, Tensor]:
         """The same elements."""
         return parts["keys"].to(dtype), parts["values"].to(dtype)
 
