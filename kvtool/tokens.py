@@ -326,6 +326,19 @@ class PromptEncoder:
         text = request.text or ""
         return Rendered(text, (Span(0, len(text), "text", "user"),) if text else ())
 
+    def taken(self, requests: Sequence[Request]) -> tuple[list[Request], list[tuple[Request, KvtoolError]]]:
+        """Those that the chat template takes (many want roles to alternate); the others with the reason."""
+        taken: list[Request] = []
+        refused: list[tuple[Request, KvtoolError]] = []
+        for request in requests:
+            try:
+                self.render(request)
+            except KvtoolError as error:
+                refused.append((request, error))
+            else:
+                taken.append(request)
+        return taken, refused
+
     def encode(self, requests: Sequence[Request]) -> list[TokenIds]:
         """Prompt token ids of each request, which must not be a block-id trace's."""
         texts = [self.render(request).text for request in requests if request.token_ids is None]

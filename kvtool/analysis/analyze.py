@@ -256,19 +256,14 @@ class _Reader:
                 self.held_tokens += sum(len(each) + REQUEST_TOKENS for each in tokens)
 
     def _rendered(self, part: Sequence[Request]) -> list[Request]:
-        """Those that the chat template takes (many want roles to alternate); the log counts the others."""
+        """Those that the chat template takes; the log counts the others."""
         assert self.encoder is not None
-        taken = []
-        for request in part:
-            try:
-                self.encoder.render(request)
-            except KvtoolError as error:
-                if self.log is None:
-                    raise
-                self.refused = self.refused or error
-                self.log.skip(error.message, request.source)
-            else:
-                taken.append(request)
+        taken, refused = self.encoder.taken(part)
+        for request, error in refused:
+            if self.log is None:
+                raise error
+            self.refused = self.refused or error
+            self.log.skip(error.message, request.source)
         return taken
 
     def read_trace(self, trace: TraceBatch) -> None:

@@ -34,7 +34,9 @@ def fix_logs(
     requests = [one for _, _, rows in read for row in rows for one in row.requests if readable(one)]
     if not requests:
         return 0, []
-    priced = [one for one in examine(requests, load_encoder(), config.block_size) if _wanted(one, config)]
+    encoder = load_encoder()
+    priced = examine(encoder.taken(requests)[0], encoder, config.block_size)
+    priced = [one for one in priced if _wanted(one, config)]
     normalizer = Normalizer(edits_of(priced, unsafe))
     changed = 0
     diff: list[str] = []

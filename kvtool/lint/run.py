@@ -19,6 +19,7 @@ from kvtool.lint.static.files import JINJA, PYTHON, SUFFIXES, TEXT, check_file
 from kvtool.logs.reader import open_log
 from kvtool.logs.sources import LOG_SUFFIXES
 from kvtool.report import Finding, Report
+from kvtool.requests import Request
 from kvtool.tokens import PromptEncoder
 
 SKIPPED_FOLDERS = {"node_modules", "__pycache__", "venv", "site-packages", "build", "dist"}
@@ -73,14 +74,18 @@ def lint(
     if logs:
         log = open_log(logs, format=config.format)
         requests = [request for request in log if readable(request)]
-        notes += log.notes
-        notes += [f"{skip.rows} rows skipped: {skip.reason}, first at {skip.first}" for skip in log.skipped]
         if requests:
             encoder = load_encoder()
+            requests, refused = encoder.taken(requests)
+            for request, error in refused:
+                log.skip(error.message, request.source)
+            if not requests:
+                raise refused[0][1]
             found += in_money(find(requests, encoder, config.block_size), config.price)
             rate = replayed(requests, arrival_order(requests), encoder, config.block_size).tokens
-        else:
-            notes.append("the logs hold no prompts in text: nothing to lint in them")
+        notes += log.notes
+        notes += [f"{skip.rows} rows skipped: {skip.reason}, first at {skip.first}" for skip in log.skipped]
+        notes += _unjudged(requests)
     wanted = [one for one in found if selected(one.code, config.select, config.extend_select, config.ignore)]
     new = wanted if baseline is None else baseline.new(wanted)
     fresh = {id(one) for one in new}
@@ -90,6 +95,16 @@ def lint(
     result = LintResult(new, known, rate, list(logs), [str(path) for path in templates], notes)
     result.failures = _failures(result, config, baseline)
     return result
+
+
+def _unjudged(requests: Sequence[Request]) -> list[str]:
+    """What the findings do not speak of."""
+    if not requests:
+        return ["the logs hold no prompts in text: nothing to lint in them"]
+    incomplete = sum(request.incomplete is not None for request in requests)
+    if not incomplete:
+        return []
+    return [f"findings do not judge {incomplete} incomplete requests of {len(requests)}"]
 
 
 def sort_paths(paths: Sequence[str], config: LintConfig) -> tuple[list[str], list[Path]]:

@@ -185,3 +185,31 @@ def test_fix_keeps_to_the_selected_rules(folder: Path) -> None:
     (folder / "log.jsonl").write_bytes(Path(LOG).read_bytes())
     assert codes("log.jsonl", "--fix", "--select", "KV201") == []
     assert codes("log.jsonl") == ["KV101"]
+
+
+def test_requests_that_the_template_refuses_are_skipped_rows(folder: Path) -> None:
+    (folder / "strict.jinja").write_text(
+        "{% for m in messages %}{% if loop.index0 and m.role == messages[loop.index0 - 1].role %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+    heads = [f"Time: 2024-05-15 15:{turn:02}:{turn:02}. {RULES}" for turn in range(12)]
+    ask = {"role": "user", "content": "hello"}
+    rows = [
+        [{"role": "system", "content": head}, *[ask] * (1 + (turn == 3))] for turn, head in enumerate(heads)
+    ]
+    (folder / "log.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    found = document("log.jsonl", "--chat-template", "strict.jinja")
+    assert found["findings"] and found["findings"][0]["requests"] == 11
+    assert any("1 rows skipped" in note and "roles must alternate" in note for note in found["notes"])
+    assert lint("log.jsonl", "--chat-template", "strict.jinja", "--fix").exit_code in (0, 1)
+    (folder / "log.jsonl").write_text(json.dumps({"messages": rows[3]}) + "\n")
+    nothing = lint("log.jsonl", "--chat-template", "strict.jinja")
+    assert nothing.exit_code == 2 and "roles must alternate" in nothing.stderr
+
+
+def test_a_log_of_incomplete_requests_is_not_judged_and_says_so(folder: Path) -> None:
+    body = {"model": "m", "previous_response_id": "r1", "input": f"Time 10:00:00. {RULES}"}
+    (folder / "log.jsonl").write_text((json.dumps(body) + "\n") * 3)
+    found = document("log.jsonl")
+    assert found["findings"] == []
+    assert "findings do not judge 3 incomplete requests of 3" in found["notes"]
