@@ -41,7 +41,9 @@ class Finding:
     beside the repairs of all others, whichever is more.
     hit_rate_if_fixed: token hit rate of a replay with this one finding repaired.
     fingerprint: rule + path + slot template; stable across runs and row numbers.
+    marginal_gain: rise of the token hit rate when it is repaired after all findings listed before it.
     lost_usd: what the lost tokens cost more than cached ones; None where no price was given.
+    lost_gpu_seconds: prefill time of the lost tokens; None where no model was given.
     """
 
     code: str
@@ -58,13 +60,16 @@ class Finding:
     lost_tokens: int
     hit_rate_if_fixed: float
     fix: Fix
+    marginal_gain: float = 0.0
     lost_usd: float | None = None
+    lost_gpu_seconds: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The FINDING object of the JSON contract."""
         fields = asdict(self)
-        if self.lost_usd is None:
-            del fields["lost_usd"]
+        for name in ("lost_usd", "lost_gpu_seconds"):
+            if fields[name] is None:
+                del fields[name]
         return fields
 
 

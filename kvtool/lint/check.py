@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvtool.analysis.hit_rates import HitRates
 from kvtool.blocks import fingerprint
 from kvtool.lint.corpus import Corpus, arrival_order, readable
 from kvtool.lint.naming import candidates
-from kvtool.lint.price import Pricer, replayed
-from kvtool.lint.repair import Repair
+from kvtool.lint.price import Pricer, lost_tokens, replayed
 from kvtool.lint.rule import Candidate
 from kvtool.prompts.edits import Edit
 from kvtool.prompts.normalizer import Normalizer
@@ -21,6 +23,7 @@ from kvtool.report import Finding, Location, Severity
 from kvtool.requests import Request
 from kvtool.tokens import PromptEncoder
 
+Saved = NDArray[np.int64]
 ERROR, WARNING = 0.05, 0.005
 """Lost tokens over prompt tokens from which a finding is an error, a warning."""
 NOISE = 0.0005
@@ -31,12 +34,18 @@ ROUNDING = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """A finding with what is needed to act on it, and to show it where it was found."""
+    """A finding with what is needed to act on it, and to show it where it was found.
+
+    before, after: reusable tokens of each request, int64 [r], in the two replays between which its lost
+    tokens lie.
+    """
 
     finding: Finding
     edits: tuple[Edit, ...]
     candidate: Candidate
     corpus: Corpus
+    before: Saved
+    after: Saved
 
 
 def find(requests: Sequence[Request], encoder: PromptEncoder, block_size: int) -> list[Finding]:
@@ -53,10 +62,7 @@ def examine(requests: Sequence[Request], encoder: PromptEncoder, block_size: int
     found = candidates(corpus)
     if not found:
         return []
-    priced = _price(found, Pricer(corpus, block_size))
-    return sorted(
-        priced, key=lambda one: (-one.finding.lost_tokens, one.finding.code, one.finding.fingerprint)
-    )
+    return _price(found, Pricer(corpus, block_size, [candidate.repair for candidate in found]))
 
 
 def _price(found: Sequence[Candidate], pricer: Pricer) -> list[Priced]:
@@ -64,49 +70,42 @@ def _price(found: Sequence[Candidate], pricer: Pricer) -> list[Priced]:
 
     The second counts what an earlier slot hides: alone, neither of two clocks is worth repairing.
     """
-    known: dict[frozenset[int], HitRates] = {frozenset(): pricer.base}
-
-    def repaired(numbers: Iterable[int]) -> HitRates:
-        key = frozenset(numbers)
-        if key not in known:
-            known[key] = pricer.repaired(_together([found[number] for number in sorted(key)]))
-        return known[key]
-
     every = range(len(found))
-    alone = [repaired([number]) for number in every]
-    best = repaired(every).saved_tokens
-    gain = [
-        max(
-            alone[number].saved_tokens - pricer.base.saved_tokens,
-            best - repaired(other for other in every if other != number).saved_tokens,
+    best = pricer.repaired(every)
+    fixed: list[HitRates] = []
+    ways: list[tuple[int, Saved, Saved]] = []
+    for number in every:
+        alone = pricer.repaired([number])
+        fixed.append(alone.rates)
+        others = pricer.repaired([other for other in every if other != number], like=best)
+        pairs = [(pricer.base, alone), (others, best)]
+        ways.append(
+            max(
+                ((lost_tokens(*pair), pair[0].saved, pair[1].saved) for pair in pairs), key=lambda way: way[0]
+            )
         )
-        for number in every
+    floor = NOISE * pricer.base.rates.prompt_tokens
+    kept = [
+        (_finding(candidate, lost, fixed[number], pricer), number)
+        for number, (candidate, (lost, _, _)) in enumerate(zip(found, ways, strict=True))
+        if candidate.always or lost >= max(floor, ROUNDING * pricer.block_size * candidate.distinct)
     ]
-    floor = NOISE * pricer.base.prompt_tokens
-    least = [max(floor, ROUNDING * pricer.block_size * candidate.distinct) for candidate in found]
-    return [
-        Priced(
-            _finding(candidate, gain[number], alone[number], pricer),
-            tuple(candidate.edits),
-            candidate,
-            pricer.corpus,
-        )
-        for number, candidate in enumerate(found)
-        if candidate.always or gain[number] >= least[number]
-    ]
-
-
-def _together(found: Sequence[Candidate]) -> Repair:
-    repair = Repair()
-    for candidate in found:
-        repair.merge(candidate.repair)
-    return repair
+    kept.sort(key=lambda one: (-one[0].lost_tokens, one[0].code, one[0].fingerprint))
+    priced = []
+    made = pricer.base
+    for finding, number in kept:
+        then = pricer.repaired([*made.numbers, number], like=made)
+        finding = replace(finding, marginal_gain=round(then.rates.tokens - made.rates.tokens, 6))
+        made = then
+        candidate, (_, before, after) = found[number], ways[number]
+        priced.append(Priced(finding, tuple(candidate.edits), candidate, pricer.corpus, before, after))
+    return priced
 
 
 def _finding(candidate: Candidate, lost: int, rates: HitRates, pricer: Pricer) -> Finding:
     first, path, role, start, end = candidate.place
     request = pricer.corpus.requests[first]
-    share = lost / max(pricer.base.prompt_tokens, 1)
+    share = lost / max(pricer.base.rates.prompt_tokens, 1)
     severity: Severity = "error" if share >= ERROR else "warning" if share >= WARNING else "info"
     parts = (candidate.code, candidate.key, candidate.template)
     return Finding(

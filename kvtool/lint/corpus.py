@@ -6,7 +6,16 @@ from functools import cached_property
 from kvtool.prompts.agents import group
 from kvtool.prompts.conversations import number_conversations
 from kvtool.prompts.fields import Prompt, read_prompt
-from kvtool.prompts.slots import Slot, find_slots, head_strings, opening_slots, opening_strings
+from kvtool.prompts.forms import off_form
+from kvtool.prompts.slots import (
+    Key,
+    Slot,
+    Strings,
+    find_slots,
+    head_strings,
+    opening_slots,
+    opening_strings,
+)
 from kvtool.prompts.turns import Step, Turns
 from kvtool.requests import Request
 from kvtool.templates import Rendered
@@ -35,13 +44,33 @@ class Corpus:
         return members
 
     @cached_property
+    def heads(self) -> dict[int, Strings]:
+        """Agent -> the fields of its instructions and tools."""
+        return {agent: head_strings(self.prompts, members) for agent, members in self.members.items()}
+
+    @cached_property
+    def off_form(self) -> dict[tuple[int, Key], dict[int, str]]:
+        """(agent, field) -> request -> the field's text in the form that it usually has."""
+        conversation = dict(enumerate(self.conversation))
+        found = {}
+        for agent, strings in self.heads.items():
+            for key, fields in strings.items():
+                texts = {index: field[2] for index, field in fields.items()}
+                if len(set(texts.values())) > 1 and (odd := off_form(texts, conversation)):
+                    found[agent, key] = odd
+        return found
+
+    @cached_property
     def slots(self) -> list[Slot]:
-        """Every slot of every agent's instructions and tools."""
-        return [
-            slot
-            for agent, members in self.members.items()
-            for slot in find_slots(agent, head_strings(self.prompts, members))
-        ]
+        """Every slot of every agent's instructions and tools, seen in texts that have their usual form."""
+        slots: list[Slot] = []
+        for agent, strings in self.heads.items():
+            kept: Strings = {}
+            for key, fields in strings.items():
+                odd = self.off_form.get((agent, key), {})
+                kept[key] = {index: field for index, field in fields.items() if index not in odd}
+            slots += find_slots(agent, kept)
+        return slots
 
     @cached_property
     def openings(self) -> list[Slot]:

@@ -10,11 +10,14 @@ from kvtool.lint.repair import Repair
 from kvtool.lint.restamped import restamped_slots
 from kvtool.lint.rule import Candidate, CorpusRule, Rule, SlotRule
 from kvtool.lint.rules import RULES
+from kvtool.lint.spread import deployed
 from kvtool.prompts.slots import Slot, inner_slots
 from kvtool.prompts.turns import Change, Step
 
 FIRST, LAST = ("KV401", "KV402"), "KV100"
 """Rules that look at how a slot comes and goes are asked first; the one that takes everything, last."""
+COUNTS, IDS = "KV106", "KV103"
+"""A number that drifts is a count before its many digits make it an identifier."""
 VALUE_RULES = "KV10"
 """Code prefix of rules that know a value by its shape: only these name slots inside the history."""
 
@@ -25,7 +28,11 @@ FORM_RANK = 2
 def all_rules() -> list[Rule]:
     """Every rule, in the order in which slots are offered."""
     rules = [RULES.load(name) for name in RULES.names()]
-    return sorted(rules, key=lambda rule: (rule.code == LAST, rule.code not in FIRST, rule.code))
+    return sorted(rules, key=lambda rule: (rule.code == LAST, rule.code not in FIRST, _turn(rule.code)))
+
+
+def _turn(code: str) -> tuple[str, bool]:
+    return (IDS, False) if code == COUNTS else (code, True)
 
 
 def candidates(corpus: Corpus, rules: Iterable[Rule] | None = None) -> list[Candidate]:
@@ -63,6 +70,8 @@ def _claims(slot: Slot, rules: list[SlotRule], corpus: Corpus) -> list[tuple[Slo
     named = next((rule for rule in rules if rule.claims(slot, corpus)), None)
     if named is None or named.code in FIRST or _knows_values(named):
         return [] if named is None else [(named, slot)]
+    if deployed(slot, corpus):
+        return []  # a new version of the prompt costs its cache once
     parts = inner_slots(slot)
     values = [rule for rule in rules if _knows_values(rule)]
     inner = [
@@ -119,7 +128,12 @@ def _broken_histories(
     for rule in history_rules:
         found = breaks.get(rule.code)
         if found:
-            yield history_candidate(rule, found, corpus, _repair(rule, found, corpus), rule.summary(found))
+            candidate = history_candidate(
+                rule, found, corpus, _repair(rule, found, corpus), rule.summary(found)
+            )
+            is_habit = getattr(rule, "is_habit", None)
+            candidate.always = is_habit is not None and is_habit(found)
+            yield candidate
 
 
 def _repair(rule: HistoryRule, breaks: list[Break], corpus: Corpus) -> Repair:

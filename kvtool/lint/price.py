@@ -1,8 +1,15 @@
-"""What a finding costs: replays of the log with the finding repaired, against the log as it is."""
+"""What a finding costs: replays of the log with findings repaired, against the log as it is.
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+A replay is made from another one: only the prompts on which they differ are rendered and tokenized.
+"""
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtool.analysis.flops import Prefill
 from kvtool.analysis.hit_rates import HitRates, replay_ids
 from kvtool.blocks import TokenIds
 from kvtool.lint.corpus import Corpus
@@ -12,32 +19,69 @@ from kvtool.requests import Request
 from kvtool.tokens import PromptEncoder
 
 
-class Pricer:
-    """Replays of one log. Only the requests that a repair touches are rendered and tokenized again."""
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The log with repairs `numbers` made. ids: its prompts. saved: reusable tokens of each, int64 [r], in
+    the order of the log."""
 
-    def __init__(self, corpus: Corpus, block_size: int) -> None:
+    numbers: frozenset[int]
+    ids: Sequence[TokenIds]
+    rates: HitRates
+    saved: NDArray[np.int64]
+
+
+class Pricer:
+    """Replays of one log with any of `repairs` made."""
+
+    def __init__(self, corpus: Corpus, block_size: int, repairs: Sequence[Repair] = ()) -> None:
         self.corpus = corpus
         self.block_size = block_size
-        self.spaces = spaces(corpus.requests)
-        self.base_ids = corpus.encoder.tokenizer.encode_batch([one.text for one in corpus.rendered])
-        self.base = self._replay(self.base_ids, self.spaces)
+        self._repairs = repairs
+        self._touching: dict[int, list[int]] = {}
+        for number, repair in enumerate(repairs):
+            for index in repair.rewritten():
+                self._touching.setdefault(index, []).append(number)
+        ids = corpus.encoder.tokenizer.encode_batch([one.text for one in corpus.rendered])
+        self.base = self._replay(frozenset(), ids)
 
-    def repaired(self, repair: Repair) -> HitRates:
-        """Hit rates of the log with `repair` made."""
-        indices = sorted(repair.touched())
-        texts: list[str] = []
-        for index in indices:
-            spliced = self._spliced(index, repair)
-            if spliced is None:
-                spliced = self.corpus.encoder.render(repair.apply(index, self.corpus.requests[index])).text
-            texts.append(spliced)
-        ids, numbers = list(self.base_ids), self.spaces
-        for index, tokens in zip(indices, self.corpus.encoder.tokenizer.encode_batch(texts), strict=True):
+    def repaired(self, numbers: Iterable[int], like: Replay | None = None) -> Replay:
+        """The replay with the repairs of these numbers made, the first ones first where they disagree.
+
+        like: a replay that has most of them; only what the others touch is encoded again.
+        """
+        wanted, like = frozenset(numbers), like or self.base
+        ids = list(like.ids)
+        texts: dict[int, str] = {}
+        for index in sorted({at for n in wanted ^ like.numbers for at in self._repairs[n].rewritten()}):
+            made = [number for number in self._touching[index] if number in wanted]
+            if made:
+                texts[index] = self._text(index, made)
+            else:
+                ids[index] = self.base.ids[index]
+        encoded = self.corpus.encoder.tokenizer.encode_batch(list(texts.values()))
+        for index, tokens in zip(texts, encoded, strict=True):
             ids[index] = tokens
-        if repair.spaces:
-            requests = [repair.apply(index, request) for index, request in enumerate(self.corpus.requests)]
-            numbers = spaces(requests)
-        return self._replay(ids, numbers)
+        return self._replay(wanted, ids)
+
+    def _replay(self, numbers: frozenset[int], ids: Sequence[TokenIds]) -> Replay:
+        changed: dict[int, tuple[str | None, str | None]] = {}
+        for number in sorted(numbers, reverse=True):
+            changed |= self._repairs[number].spaces
+        order = self.corpus.order
+        rates = replay_ids(ids, self.block_size, spaces(self.corpus.requests, changed), order=order)
+        saved = np.empty_like(rates.saved)
+        saved[order] = rates.saved
+        return Replay(numbers, ids, rates, saved)
+
+    def _text(self, index: int, numbers: Sequence[int]) -> str:
+        """The prompt of a request with these repairs made."""
+        repair = Repair()
+        for number in numbers:
+            repair.merge(self._repairs[number].at(index))
+        spliced = self._spliced(index, repair)
+        if spliced is not None:
+            return spliced
+        return self.corpus.encoder.render(repair.apply(index, self.corpus.requests[index])).text
 
     def _spliced(self, index: int, repair: Repair) -> str | None:
         """The prompt with characters replaced where the template prints them as they are, else None."""
@@ -59,14 +103,32 @@ class Pricer:
             text = text[:first] + new + text[last:]
         return text
 
-    def _replay(self, ids: Sequence[TokenIds], numbers: Sequence[int]) -> HitRates:
-        return replay_ids(ids, self.block_size, numbers, order=self.corpus.order)
+
+def lost_tokens(before: Replay, after: Replay) -> int:
+    """Tokens outside of what was repaired that a cache would serve more after it.
+
+    A repair takes text away; tokens of that text which hit before are no loss.
+    """
+    lost = int((after.saved - before.saved).sum())
+    for index, (old, new) in enumerate(zip(before.ids, after.ids, strict=True)):
+        gone = len(old) - len(new)
+        if old is not new and gone > 0:
+            length = len(new)
+            differs = np.flatnonzero(np.asarray(old[:length]) != np.asarray(new))
+            start = int(differs[0]) if differs.size else length
+            lost += min(max(int(before.saved[index]) - start, 0), gone)
+    return lost
 
 
-def spaces(requests: Sequence[Request]) -> list[int]:
-    """A number per request: requests of different models or tenants never share."""
+def spaces(
+    requests: Sequence[Request], changed: Mapping[int, tuple[str | None, str | None]] | None = None
+) -> list[int]:
+    """A number per request: those of different models or tenants never share. changed: theirs by request."""
     numbers: dict[tuple[str | None, str | None], int] = {}
-    return [numbers.setdefault((request.model, request.tenant), len(numbers)) for request in requests]
+    keys = [(request.model, request.tenant) for request in requests]
+    for index, key in (changed or {}).items():
+        keys[index] = key
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
 def in_money(findings: Iterable[Finding], price: tuple[float, float] | None) -> list[Finding]:
@@ -75,6 +137,12 @@ def in_money(findings: Iterable[Finding], price: tuple[float, float] | None) -> 
         return list(findings)
     difference = (price[0] - price[1]) / 1e6
     return [replace(one, lost_usd=round(one.lost_tokens * difference, 6)) for one in findings]
+
+
+def prefill_flops(before: NDArray[np.int64], after: NDArray[np.int64], prefill: Prefill) -> float:
+    """FLOPs of the tokens that are computed where `before` of a prompt are reusable, and not where `after`
+    are (both int64 [r]): each costs what it does at its depth."""
+    return max(float((prefill.cost(after) - prefill.cost(before)).sum()), 0.0)
 
 
 def replayed(

@@ -15,6 +15,8 @@ LEAST_ANCHOR = 4
 """A shorter anchor inside a text is no landmark: the slot is reported and not edited."""
 EDITABLE = ("system", "developer", "tools")
 LONGEST_NOTE = 120
+HEADINGS = 3
+"""Lines above a block that may belong to it."""
 LABEL = 80
 """Characters of stable text around a value that are taken for its label."""
 
@@ -58,6 +60,8 @@ def phrase(slot: Slot) -> tuple[int, int]:
     """
     if "" in slot.values():  # a block that comes and goes has no label of its own
         return 0, 0
+    if any("\n" in value for value in slot.values()):
+        return _heading(slot)
     line_before, line_after = slot.line()
     ends_line = "\n" in slot.after or slot.number == len(slot.skeleton.literals) - 2
     opens_line = "\n" in slot.before or slot.number == 0
@@ -69,6 +73,25 @@ def phrase(slot: Slot) -> tuple[int, int]:
     if ending is not None and whole and len(sentence_before) + ending.end() <= LABEL:
         return len(sentence_before), ending.end()
     return 0, 0
+
+
+def _heading(slot: Slot) -> tuple[int, int]:
+    """Characters before and behind a block of lines: the element around it, the heading above it."""
+    before, after = slot.before, slot.after
+    left, right = 0, 0
+    for _ in range(HEADINGS):
+        head, tail = before[: len(before) - left], after[right:]
+        line = head.rstrip("\n").rsplit("\n", 1)[-1]
+        if not line.strip() or len(line) > LABEL or not head.endswith("\n"):
+            break
+        tag = re.fullmatch(r"\s*<([\w-]+)[^<>]*>\s*", line)
+        closing = tag and re.match(rf"\s*</{re.escape(tag[1])}>", tail)
+        if closing:
+            right += closing.end()
+        elif tag or not (line.lstrip().startswith("#") or line.rstrip().endswith((":", "："))):
+            break
+        left += len(head) - len(head.rstrip("\n")) + len(line)
+    return left, right
 
 
 def slot_edit(rule: SlotRule, slot: Slot, corpus: Corpus) -> SlotEdit | None:

@@ -29,9 +29,18 @@ class Repair:
         """Whether more than characters of texts change."""
         return index in self.messages or index in self.tools or index in self.tool_order
 
-    def touched(self) -> set[int]:
-        """Indices of the requests that change."""
-        return {*self.texts, *self.messages, *self.tools, *self.tool_order, *self.spaces}
+    def rewritten(self) -> set[int]:
+        """Indices of the requests whose prompt changes."""
+        return {*self.texts, *self.messages, *self.tools, *self.tool_order}
+
+    def at(self, index: int) -> "Repair":
+        """What is changed in the prompt of one request."""
+        part = Repair()
+        for name in ("texts", "messages", "tools", "tool_order"):
+            changes = getattr(self, name)
+            if index in changes:
+                getattr(part, name)[index] = changes[index]
+        return part
 
     def merge(self, other: "Repair") -> None:
         """Take over another finding's changes; where both want a whole list, the first one stays."""

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvtool.prompts.fields import Prompt
+from kvtool.prompts.values import EAST_ASIAN
 
 SAME_AGENT = 0.5
 """Part of the shorter text's characters that must stand in the other."""
 OPENING = 16
 """Characters; texts that open alike are compared even when they share no whole line."""
-_WORD = re.compile(r"\w+|[^\w\s]")
+_WORD = re.compile(rf"[{EAST_ASIAN}]|[^\W{EAST_ASIAN}]+|[^\w\s]")
 
 
 @dataclass(slots=True)

@@ -13,9 +13,11 @@ from difflib import SequenceMatcher
 from itertools import pairwise
 from typing import TypeVar
 
+from kvtool.prompts.values import EAST_ASIAN
+
 T = TypeVar("T")
 
-_TOKEN = re.compile(r"\n|[^\S\n]*(?:\w+|[^\w\s])|[^\S\n]+")
+_TOKEN = re.compile(rf"\n|[^\S\n]*(?:[{EAST_ASIAN}]|[^\W{EAST_ASIAN}]+|[^\w\s])|[^\S\n]+")
 SAMPLES = 40
 """Variants that shape a skeleton; the others are only fitted to it."""
 ROUNDS = 3

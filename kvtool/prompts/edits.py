@@ -42,7 +42,7 @@ class SlotEdit:
 
 @dataclass(frozen=True, slots=True)
 class ToolEdit:
-    """sort: tools by name. canonical: keys inside each tool sorted, so that equal tools print equally."""
+    """sort: tools by name. canonical: keys and unordered lists of each tool sorted, for one print of each."""
 
     code: str
     action: Literal["sort-tools", "canonical-tools"]

@@ -21,6 +21,7 @@ from kvtool.files import write_whole
 from kvtool.prompts import paths
 from kvtool.prompts.edits import Edit, SlotEdit, from_json, to_json
 from kvtool.prompts.fields import head_length
+from kvtool.prompts.forms import canonical_tool
 from kvtool.requests import Message
 
 Tools = list[dict[str, Any]]
@@ -116,7 +117,7 @@ class Normalizer:
                     new = _take_out(text, [edit], notes, can_move)
                     if new != text:
                         tool = paths.changed(tool, steps, _constant(new))
-        return json.loads(json.dumps(tool, sort_keys=True)) if self._canonical else tool
+        return canonical_tool(tool) if self._canonical else tool
 
 
 def _constant(text: str) -> Callable[[object], str]:

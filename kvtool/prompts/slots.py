@@ -13,15 +13,17 @@ from itertools import pairwise
 from kvtool.prompts import paths
 from kvtool.prompts.alignment import Skeleton, align, spread
 from kvtool.prompts.fields import Prompt
-from kvtool.prompts.values import listings, moments
+from kvtool.prompts.values import EAST_ASIAN, listings, moments
 
 SAMPLES = 64
 """Variants looked at when a slot is widened."""
 OPENING_STABLE = 120
 """Characters of stable text behind a slot that no two people write by chance."""
+LONGEST_MOMENT = 80
+"""Characters of a timestamp on either side of what varies in it."""
 PROSE = 5
 """Spaces in a value from which it is sentences: their full stop is theirs, a block begins with its line."""
-_INSIDE_WORD = re.compile(r"[\w\-./\\~+@:]")
+_INSIDE_WORD = re.compile(rf"[^\W{EAST_ASIAN}]|[\-./\\~+@:]")
 """Characters that hold an identifier, a path or a number together."""
 
 
@@ -210,7 +212,7 @@ def widened(skeleton: Skeleton, variants: Sequence[str]) -> Skeleton:
     literals = list(skeleton.literals)
     grow_left, grow_right = [0] * (len(literals) - 1), [0] * (len(literals) - 1)
     for text, gaps in spread(fitting, SAMPLES):
-        stamps = [*listings(text), *moments(text)]
+        stamps = [*listings(text), *_moments_at(text, gaps)]
         for number, (start, end) in enumerate(gaps):
             left, right = _value_around(text, start, end, stamps)
             grow_left[number] = max(grow_left[number], start - left)
@@ -225,6 +227,18 @@ def widened(skeleton: Skeleton, variants: Sequence[str]) -> Skeleton:
             joined.pop()  # the whole literal belongs to the values on both sides
         joined.append(after[right:])
     return _trimmed(Skeleton(tuple(joined)), [text for text, _ in fitting])
+
+
+def _moments_at(text: str, gaps: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The moments that stand in or beside the gaps: long texts are not searched for others."""
+    windows: list[tuple[int, int]] = []
+    for start, end in gaps:
+        first, last = max(0, start - LONGEST_MOMENT), min(len(text), end + LONGEST_MOMENT)
+        if windows and first <= windows[-1][1]:
+            first = windows.pop()[0]
+        windows.append((first, last))
+    for first, last in windows:
+        yield from ((first + left, first + right) for left, right in moments(text[first:last]))
 
 
 def _value_around(text: str, start: int, end: int, stamps: Sequence[tuple[int, int]]) -> tuple[int, int]:

@@ -123,7 +123,8 @@ class Turns:
             last = 0
             if len(b) > 1 and b[:-1] == a[: len(b) - 1]:  # a branch: another last message, nothing behind it
                 return Step(previous, current, (), new[-1].message)
-            for tag, i1, i2, j1, j2 in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+            matched = _slid(a, b) or SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+            for tag, i1, i2, j1, j2 in matched:
                 if tag == "equal":
                     last = j2
                     continue
@@ -137,3 +138,24 @@ class Turns:
                     last = j2
         tail = new[last - 1].message + 1 if last else new[0].message if new else 0
         return Step(previous, current, tuple(changes), tail)
+
+
+def _slid(old: Sequence[int], new: Sequence[int]) -> list[tuple[str, int, int, int, int]]:
+    """Opcodes where `new` is `old` without its first units, a pinned first one apart, and more; else none.
+
+    Looked for by itself: in a window over messages that repeat, the longest match is not the shift.
+    """
+    for pinned in (0, 1):
+        if old[:pinned] != new[:pinned]:
+            continue
+        for gone in range(1, len(old) - pinned):
+            kept = len(old) - pinned - gone
+            if old[pinned + gone :] == new[pinned : pinned + kept]:
+                end = pinned + kept
+                return [
+                    ("equal", 0, pinned, 0, pinned),
+                    ("delete", pinned, pinned + gone, pinned, pinned),
+                    ("equal", pinned + gone, len(old), pinned, end),
+                    ("insert", len(old), len(old), end, len(new)),
+                ]
+    return []

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvtool.lint.check import _together
 from kvtool.lint.corpus import Corpus
 from kvtool.lint.naming import candidates
 from kvtool.lint.price import Pricer, replayed
+from kvtool.lint.repair import Repair
 from kvtool.requests import Request
 from kvtool.tokens import PromptEncoder
 
@@ -29,12 +29,14 @@ def test_only_what_changed_is_encoded_and_the_rates_are_exact(
     corpus = Corpus(requests, encoder, 32)
     found = [one for one in candidates(corpus) if one.code in wanted]
     assert {one.code for one in found} == set(wanted)
-    repair = _together(found)
-    pricer = Pricer(corpus, 32)
-    rates = pricer.repaired(repair)
+    repair = Repair()
+    for one in found:
+        repair.merge(one.repair)
+    pricer = Pricer(corpus, 32, [one.repair for one in found])
+    rates = pricer.repaired(range(len(found)), like=pricer.repaired([0])).rates
     whole = [repair.apply(index, request) for index, request in enumerate(requests)]
     full = replayed(whole, corpus.order, encoder, 32)
     assert (rates.saved_tokens, rates.prompt_tokens) == (full.saved_tokens, full.prompt_tokens)
     assert rates.saved.tolist() == full.saved.tolist()
-    unrepaired = (pricer.base.saved_tokens, pricer.base.prompt_tokens)
+    unrepaired = (pricer.base.rates.saved_tokens, pricer.base.rates.prompt_tokens)
     assert (rates.saved_tokens, rates.prompt_tokens) != unrepaired

@@ -6,7 +6,7 @@ from kvtool.lint.rule import Docs, Sample
 from kvtool.lint.samples import AGENT, chat, turns
 from kvtool.lint.spread import drifts
 from kvtool.prompts.slots import Slot
-from kvtool.prompts.values import is_number, mostly
+from kvtool.prompts.values import is_identifier, is_number, mostly
 from kvtool.report import Fix
 
 
@@ -38,6 +38,8 @@ class Counter:
         """Numbers with a drift, or with a counter's label."""
         if not mostly(slot.values(), is_number):
             return False
+        if corpus.has_steps(slot) and mostly(slot.values(), is_identifier):
+            return drifts(slot, corpus)  # many digits: a count only if it behaves like one
         says = nearest(slot, COUNTER, REQUEST, SESSION, USER, ENVIRONMENT)
         return drifts(slot, corpus) or says is COUNTER
 

@@ -10,12 +10,13 @@ from kvtool.prompts.slots import Slot
 from kvtool.prompts.values import mostly
 from kvtool.report import Fix
 
-_PATH = re.compile(r"(?:~|\.{0,2}|[\w.@+-]+)/[\w.@+~-]+(?:/[\w.@+~ -]*)*|[A-Za-z]:\\[^\n]*")
+_PATH = re.compile(r"(?=.*[^\W\d_])(?:~|\.{0,2}|[\w.@+-]+)/[\w.@+~-]+(?:/[\w.@+~ -]*)*|[A-Za-z]:\\[^\n]*")
 _ZONE = re.compile(r"(?:Africa|America|Antarctica|Asia|Atlantic|Australia|Europe|Indian|Pacific|Etc|US)/\w+")
 """Time zones look like paths; they are a user's."""
 _GIT = re.compile(
     r"^\s?(?:[MADRCU?!]{1,2}\s+\S|On branch |[0-9a-f]{7,40} )|working tree|modified:|untracked", re.I | re.M
 )
+_VARIABLE = re.compile(r"^(?:export )?[A-Z][A-Z0-9_]*=", re.M)
 _TREE = re.compile(r"^[\s│├└─|`+-]*[\w.@-]+(?:\.\w{1,5}|/)\s*$", re.M)
 
 
@@ -60,6 +61,8 @@ class Environment:
         """By the values' shape, else by the label nearest to the slot."""
         values = [value for value in slot.values() if value.strip()]
         if mostly(values, lambda value: bool(_PATH.fullmatch(value.strip())) and not _ZONE.match(value)):
+            return True
+        if mostly(values, lambda value: len(_VARIABLE.findall(value)) >= 2):
             return True
         if mostly(
             values, lambda value: len(_TREE.findall(value)) >= 3 or _GIT.search(value) is not None, 0.6

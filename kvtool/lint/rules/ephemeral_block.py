@@ -1,5 +1,7 @@
 """KV401 ephemeral-block: a reminder that is there in one call and gone in the next."""
 
+from collections import Counter
+
 from kvtool.lint.corpus import Corpus
 from kvtool.lint.history import Break, Place, differing, new_unit, old_unit, unit_place, without_messages
 from kvtool.lint.repair import Repair
@@ -9,10 +11,13 @@ from kvtool.lint.spread import constant_in_sessions
 from kvtool.prompts.fields import split_path
 from kvtool.prompts.slots import Slot
 from kvtool.prompts.turns import Change, Step
+from kvtool.prompts.values import moments
 from kvtool.report import Fix
 
 SHORTEST = 12
 """Characters of a block."""
+HABIT = 4
+"""Steps at which a block must come or go in the same words to be reported whatever it costs."""
 OWN_ROLES = ("user", "system", "developer")
 REMINDER = "<reminder>Keep the list of open tasks up to date and do not mention this.</reminder>"
 
@@ -103,6 +108,12 @@ class EphemeralBlock:
     def summary(self, breaks: list[Break]) -> str:
         """Says how often."""
         return f"a block comes or goes in {len(breaks)} steps"
+
+    @staticmethod
+    def is_habit(breaks: list[Break]) -> bool:
+        """One block again and again: worth a word even where it stands last and costs only itself."""
+        openings = Counter(one.example.strip()[:SHORTEST] for one in breaks if not moments(one.example))
+        return bool(openings) and openings.most_common(1)[0][1] >= HABIT
 
     @staticmethod
     def _stretch(change: Change, step: Step, corpus: Corpus) -> Place | None:

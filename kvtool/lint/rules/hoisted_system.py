@@ -7,6 +7,7 @@ from kvtool.lint.history import Break, Place, history_candidate
 from kvtool.lint.repair import Repair
 from kvtool.lint.rule import Candidate, Docs, Sample
 from kvtool.lint.samples import AGENT, chat, history
+from kvtool.lint.spread import steps
 from kvtool.prompts.fields import Field
 from kvtool.prompts.slots import Slot
 from kvtool.prompts.turns import Step
@@ -41,19 +42,15 @@ class HoistedSystem:
 
     def claims(self, slot: Slot, corpus: Corpus) -> bool:
         """A text at the end of the instructions that goes on where it stopped, within conversations."""
-        last: dict[int, str] = {}
+        if slot.after.strip():
+            return False
         grew = 0
-        for index in corpus.order:
-            place = slot.places.get(index)
-            if place is None or slot.after.strip():
-                continue
-            before = last.get(corpus.conversation[index])
-            if before is not None and before.startswith(place.value):
-                before = None  # the conversation starts over
-            if before is not None and not place.value.startswith(before):
+        for before, after in steps(slot, corpus):
+            if before.startswith(after):
+                continue  # the same, or the conversation starts over
+            if not after.startswith(before):
                 return False
-            grew += before is not None and len(place.value) > len(before) and before != ""
-            last[corpus.conversation[index]] = place.value
+            grew += before != ""
         return grew > 0
 
     def message(self, slot: Slot, corpus: Corpus) -> str:

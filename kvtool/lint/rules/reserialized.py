@@ -1,20 +1,20 @@
 """KV407 reserialized: the same message with other white space, line ends, JSON or Unicode form."""
 
-import json
-import re
-import unicodedata
+from collections.abc import Iterable
 
 from kvtool.lint.corpus import Corpus
-from kvtool.lint.history import Break, Place, changed_place, new_unit, old_unit
-from kvtool.lint.rule import Docs, Sample
-from kvtool.lint.samples import dialogue, history
+from kvtool.lint.history import Break, Place, changed_place, differing, new_unit, old_unit
+from kvtool.lint.repair import Repair
+from kvtool.lint.rule import Candidate, Docs, Sample
+from kvtool.lint.samples import AGENT, chat, dialogue, history
 from kvtool.prompts.edits import Edit, TextEdit
+from kvtool.prompts.forms import canonical
 from kvtool.prompts.turns import Change, Step
 from kvtool.report import Fix
 
 
 class Reserialized:
-    """Claims replaced messages that are equal in canonical form."""
+    """Claims replaced messages that are equal in canonical form, and instructions that come in two forms."""
 
     code = "KV407"
     name = "reserialized"
@@ -33,6 +33,20 @@ class Reserialized:
             path="messages[2].content",
             slot="  ",
         ),
+        Sample(
+            "instructions with other line ends now and then",
+            [
+                chat(
+                    f"{AGENT}\n{AGENT}".replace("\n", "\r\n" if n == 3 else "\n"),
+                    history(n),
+                    session="a",
+                    time=n,
+                )
+                for n in (1, 2, 3, 4)
+            ],
+            path="messages[0].content",
+            slot="\r",
+        ),
     )
 
     def claims_change(self, change: Change, step: Step, corpus: Corpus) -> bool:
@@ -47,6 +61,33 @@ class Reserialized:
     def place(self, change: Change, step: Step, corpus: Corpus) -> Place:
         """The characters that differ."""
         return changed_place(change, step, corpus)
+
+    def candidates(self, corpus: Corpus) -> Iterable[Candidate]:
+        """One per field of an agent's instructions or tools that comes in more than one form."""
+        for (agent, key), odd in corpus.off_form.items():
+            fields = corpus.heads[agent][key]
+            repair = Repair()
+            places: list[tuple[int, str, str | None, int, int]] = []
+            for index, usual in odd.items():
+                path, role, text, offset = fields[index]
+                start, end, _ = differing(text, usual)
+                places.append((index, path, role, offset + start, offset + end))
+                repair.texts[index].append((path, offset, offset + len(text), usual))
+            first = min(places)
+            yield Candidate(
+                code=self.code,
+                name=self.name,
+                place=first,
+                template=f"{first[2]}: {{{self.name}}}",
+                key=" ".join(map(str, key)),
+                message=f"the {first[2]} prompt comes in another form in {len(odd)} requests",
+                examples=[],
+                requests=sorted(odd),
+                distinct=len(set(odd.values())),
+                fix=self.fix,
+                repair=repair,
+                edits=[TextEdit(self.code, "canonical-text")],
+            )
 
     def summary(self, breaks: list[Break]) -> str:
         """Says how often."""
@@ -63,17 +104,6 @@ class Reserialized:
         if any(not part.endswith("arguments") for part in changed):
             edits.append(TextEdit(self.code, "canonical-text"))
         return edits
-
-
-def canonical(text: str) -> str:
-    """JSON reprinted with sorted keys; other text in NFC with white space runs as one space."""
-    stripped = text.strip()
-    if stripped[:1] in ("{", "["):
-        try:
-            return json.dumps(json.loads(stripped), sort_keys=True)
-        except (ValueError, RecursionError):
-            pass
-    return re.sub(r"\s+", " ", unicodedata.normalize("NFC", stripped))
 
 
 RULE = Reserialized()

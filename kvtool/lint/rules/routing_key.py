@@ -1,5 +1,6 @@
 """KV601 routing-key: the model changes in the middle of a conversation."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 from kvtool.lint.corpus import Corpus
@@ -36,20 +37,27 @@ class RoutingKey:
     )
 
     def candidates(self, corpus: Corpus) -> Iterable[Candidate]:
-        """One for all switches."""
+        """One for all switches. Repaired, a conversation that switches stays on its agent's usual model."""
         repair = Repair()
         switched: list[int] = []
         names: dict[str, None] = {}
-        kept: dict[int, tuple[str | None, str | None]] = {}
+        torn: set[tuple[int, int]] = set()
         for step in corpus.steps:
             before, after = corpus.requests[step.previous], corpus.requests[step.current]
-            source = kept.get(step.previous, (before.model, before.tenant))
             known = after.model is not None and before.model is not None
-            if known and (after.model, after.tenant) != source:
-                kept[step.current] = repair.spaces[step.current] = source
-                if (after.model, after.tenant) != (before.model, before.tenant):
-                    switched.append(step.current)
-                    names[f"{before.model} -> {after.model}"] = None
+            if known and (after.model, after.tenant) != (before.model, before.tenant):
+                switched.append(step.current)
+                names[f"{before.model} -> {after.model}"] = None
+                torn.add((corpus.agent[step.current], corpus.conversation[step.current]))
+        spaces = [(request.model, request.tenant) for request in corpus.requests]
+        usual = {
+            agent: Counter(spaces[index] for index in members).most_common(1)[0][0]
+            for agent, members in corpus.members.items()
+        }
+        for index in range(len(spaces)):
+            agent = corpus.agent[index]
+            if (agent, corpus.conversation[index]) in torn and spaces[index] != usual[agent]:
+                repair.spaces[index] = usual[agent]
         if switched:
             yield Candidate(
                 code=self.code,

@@ -8,6 +8,7 @@ from kvtool.lint.repair import Repair
 from kvtool.lint.rule import Candidate, Docs, Sample
 from kvtool.lint.samples import AGENT, TOOLS, chat
 from kvtool.prompts.edits import ToolEdit
+from kvtool.prompts.forms import canonical_tool
 from kvtool.prompts.slots import Slot, tool_name, worded
 from kvtool.report import Fix
 
@@ -51,7 +52,7 @@ class SchemaChurn:
         return f"the text of tool {slot.key[1]} has {len(slot.values())} versions"
 
     def candidates(self, corpus: Corpus) -> Iterable[Candidate]:
-        """Key order (one cause for all tools of an agent) and other changes of structure (one per tool)."""
+        """Per agent one for the order of keys and of lists that are sets, one for other changes."""
         for members in corpus.members.values():
             prints: dict[str, dict[str, list[tuple[int, int]]]] = {}
             for index in members:
@@ -65,11 +66,9 @@ class SchemaChurn:
                 if len(versions) > 1 and name not in order and not _one(versions, worded)
             }
             if order:
-                yield self._candidate(order, corpus, "keys", Fix("canonicalize", safe=True))
-            for name, versions in other.items():
-                yield self._candidate(
-                    {name: versions}, corpus, f"schema of {name}", Fix("report", safe=False)
-                )
+                yield self._candidate(order, corpus, "order inside", Fix("canonicalize", safe=True))
+            if other:
+                yield self._candidate(other, corpus, "schemas", Fix("report", safe=False))
 
     def _candidate(
         self, tools: dict[str, dict[str, list[tuple[int, int]]]], corpus: Corpus, what: str, fix: Fix
@@ -105,7 +104,7 @@ class SchemaChurn:
 
 
 def _sorted(tool: object) -> str:
-    return json.dumps(tool, sort_keys=True)
+    return json.dumps(canonical_tool(tool))
 
 
 def _one(versions: dict[str, list[tuple[int, int]]], form: object) -> bool:

@@ -30,8 +30,12 @@ class TemplateThinking:
         """The same message object in the request, another text in the prompt."""
         if change.kind == "added":
             return False
+        if change.kind == "removed" and len(change.old) > 1:
+            return False
         old = old_unit(change, step, corpus)
         at = new_unit(change, step, corpus).message if change.kind == "replaced" else old.message
+        if change.kind == "removed" and any(unit.message == at for unit in corpus.turns.units[step.current]):
+            return False  # another message that reads the same is printed there
         before = corpus.requests[step.previous].messages or []
         after = corpus.requests[step.current].messages or []
         return at < len(after) and before[old.message] == after[at]

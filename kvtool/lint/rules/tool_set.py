@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from kvtool.lint.corpus import Corpus
 from kvtool.lint.repair import Repair
@@ -48,11 +49,16 @@ class ToolSet:
             if len(names) < 2:
                 continue
             best = max(names, key=lambda key: names[key])
-            source = next(index for index in indices if _names(corpus, index) == best)
+            if 2 * names[best] > len(indices):
+                source = next(index for index in indices if _names(corpus, index) == best)
+                tools = corpus.requests[source].tools or []
+            else:  # no set is the usual one: all that the agent ever has
+                tools = _union(corpus, corpus.members[corpus.agent[indices[0]]])
+                best = tuple(sorted(map(tool_name, tools)))
             for index in indices:
                 mine = _names(corpus, index)
                 if mine != best:
-                    repair.tools[index] = corpus.requests[source].tools or []
+                    repair.tools[index] = tools
                     places.append(index)
                     gone, come = sorted(set(best) - set(mine)), sorted(set(mine) - set(best))
                     examples.append(" ".join([*(f"-{n}" for n in gone), *(f"+{n}" for n in come)]))
@@ -84,6 +90,21 @@ class ToolSet:
                     seen.add(index)
                     linked.setdefault((corpus.conversation[index], corpus.agent[index]), []).append(index)
         return linked
+
+
+def _union(corpus: Corpus, indices: Iterable[int]) -> list[dict[str, Any]]:
+    """Every tool of `indices` once, each behind the one that it followed where it was first seen."""
+    tools: list[dict[str, Any]] = []
+    for index in indices:
+        at = 0
+        for tool in corpus.requests[index].tools or []:
+            names = [tool_name(known) for known in tools]
+            if tool_name(tool) in names:
+                at = names.index(tool_name(tool)) + 1
+            else:
+                tools.insert(at, tool)
+                at += 1
+    return tools
 
 
 def _names(corpus: Corpus, index: int) -> tuple[str, ...]:
