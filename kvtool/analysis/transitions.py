@@ -25,8 +25,9 @@ ANY = -4
 @dataclass(frozen=True)
 class TransitionConfig:
     """least: probability from which a prediction is acted on. evidence: transitions a state needs for
-    predictions of its own. early: share of the waits that are shorter than the one counted on; lead: the
-    part of that wait after which a fetch begins, for it takes time itself."""
+    predictions of its own. early: share of the waits that are shorter than the one counted on, and of those
+    that are longer than is waited for; lead: the part of that wait after which a fetch begins, for it takes
+    time itself, and the last of those waits gets as much more."""
 
     least: float = 0.5
     evidence: int = 10
@@ -53,6 +54,11 @@ class Transitions:
 
         Own evidence decides, or that of all states together. grows: whether there is a prompt to go on.
         """
+        found = self.expected(state, grows)
+        return None if found is None else found[:3]
+
+    def expected(self, state: int, grows: bool = True) -> tuple[int, float, float, float] | None:
+        """`predict`, and the seconds after which it is not to be expected any more."""
         seen = self.follows.get(state, Counter())
         if seen.total() < self.config.evidence:
             state = ANY
@@ -64,8 +70,8 @@ class Transitions:
         share = count / seen.total()
         if share < self.config.least:
             return None
-        wait = float(np.quantile(self.waits[state, what], self.config.early))
-        return what, share, self.config.lead * wait
+        early, late = np.quantile(self.waits[state, what], [self.config.early, 1 - self.config.early])
+        return what, share, self.config.lead * float(early), float(late) / self.config.lead
 
 
 def learn_transitions(

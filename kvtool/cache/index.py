@@ -83,6 +83,14 @@ class BlockIndex:
         state = self._pool.device.state
         return int(state.parent[node]), int(state.depth[node])
 
+    def path(self, node: int | None) -> list[int]:
+        """The chain that ends with `node`, front to back; empty for None."""
+        path: list[int] = []
+        while node is not None and node >= 0:
+            path.append(node)
+            node = int(self._pool.device.state.parent[node])
+        return path[::-1]
+
     def root_of(self, node: int) -> BlockHash:
         """The root of the chain that the block belongs to."""
         return self._roots[node]

@@ -11,6 +11,7 @@ or reads one for a load. A request's life:
     pool.commit / extend / append / release                 # as in Pool; take_moves() after extend
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
@@ -52,7 +53,7 @@ class TieredLease(Lease):
 class Staging:
     """Blocks on their way up to the host tier before anybody asked: `moves` are still to be read.
 
-    `held` are in the host tier and stay there until `unstage`.
+    `held` are in the host tier and stay there until `unstage`. `land` and `abandon` settle the moves.
     """
 
     moves: list[Move]
@@ -60,9 +61,15 @@ class Staging:
 
 
 class TieredPool:
-    """Pools by tier; `device` slots are what leases hold. A capacity of 0 leaves a tier out."""
+    """Pools by tier; `device` slots are what leases hold. A capacity of 0 leaves a tier out.
 
-    def __init__(self, policy: Policy, device: int, host: int = 0, disk: int = 0) -> None:
+    encodes: host and disk keep blocks in an encoding that loses something. A block is then encoded once in
+    its life: one that was decoded from a lower copy, or that the shards have, is not encoded on its way down.
+    """
+
+    def __init__(
+        self, policy: Policy, device: int, host: int = 0, disk: int = 0, encodes: bool = False
+    ) -> None:
         self.device = Pool(device, policy)
         self.lower: dict[Tier, Pool] = {}
         for tier, capacity in ((Tier.HOST, host), (Tier.DISK, disk)):
@@ -70,6 +77,10 @@ class TieredPool:
                 self.lower[tier] = Pool(capacity, policy, above=self.device)
         self._shard_row: dict[int, int] = {}
         self._moves: list[Move] = []
+        self._encodes = encodes
+        self._decoded: set[int] = set()
+        self.liftable: Callable[[int], bool] = lambda row: True
+        """Whether a row of the shards fits into a slot of the host tier as it is stored."""
         self.lost = 0
         """Blocks that left the last tier that had them: computed anew if asked for."""
         self.crowded = 0
@@ -87,6 +98,7 @@ class TieredPool:
     def renew_node(self, node: int, parent: int, shard_row: int = -1) -> None:
         """Give a forgotten id, resident nowhere, to a new identity."""
         self.device.renew_node(node, parent)
+        self._decoded.discard(node)
         self._shard_row.pop(node, None)
         if shard_row >= 0:
             self._shard_row[node] = shard_row
@@ -152,6 +164,8 @@ class TieredPool:
         for move in lease.loads:
             if move.source in self.lower:
                 self.lower[move.source].unpin([move.node])
+        if self._encodes:
+            self._decoded.update(move.node for move in lease.loads[:loaded])
         if bad and loaded < len(lease.loads):
             self.discard(lease.loads[loaded].node, lease.loads[loaded].source)
         lease.loads = []
@@ -161,7 +175,7 @@ class TieredPool:
     def stage(self, nodes: list[int], most: int) -> Staging:
         """Bring the located prefix of `nodes` up to the host tier: slots for at most `most` blocks of it.
 
-        No use is counted, so that a guess does not change a block's rank. Sources are held until `land`.
+        No use is counted, so that a guess does not change a block's rank. Sources are held until then.
         """
         host = self.lower[Tier.HOST]
         tiers = self.locate(nodes)
@@ -172,6 +186,8 @@ class TieredPool:
         for node in below[: most - len(held)]:
             source = self._source(node)
             assert source is not None
+            if source[0] is Tier.SHARDS and not self.liftable(source[1]):
+                break
             if source[0] in self.lower:
                 self.lower[source[0]].pin([node])  # or making room for it could push it out
             target, victim = host.take()
@@ -195,17 +211,19 @@ class TieredPool:
                 self.lower[move.source].unpin([move.node])
         del staging.moves[:count]
 
-    def unstage(self, staging: Staging, bad: bool = False) -> None:
-        """Let go of what was staged; what has not arrived will not be read. `bad`: the first such copy is."""
-        host = self.lower[Tier.HOST]
+    def abandon(self, staging: Staging) -> None:
+        """What has not arrived will not be read."""
         for move in staging.moves:
-            host.give_back(move.target_slot)
+            self.lower[Tier.HOST].give_back(move.target_slot)
             if move.source in self.lower:
                 self.lower[move.source].unpin([move.node])
-        if bad and staging.moves:
-            self.discard(staging.moves[0].node, staging.moves[0].source)
-        host.unpin(staging.held)
-        staging.moves, staging.held = [], []
+        staging.moves = []
+
+    def unstage(self, staging: Staging) -> None:
+        """Let go of what was staged; all of it has landed or was abandoned."""
+        assert not staging.moves
+        self.lower[Tier.HOST].unpin(staging.held)
+        staging.held = []
 
     def extend(self, lease: TieredLease, blocks: int) -> bool:
         """Lease `blocks` more private slots; False (and what was got is kept) when the pool is held."""
@@ -258,11 +276,16 @@ class TieredPool:
             safe = parent < 0 or disk.slot_of(parent) >= 0 or parent in self._shard_row
             if node in self._shard_row or not safe:
                 continue
+            host = self.lower.get(Tier.HOST)
+            if host is not None and host.slot_of(node) >= 0:  # its bytes, should it be encoded there
+                tier, source = Tier.HOST, host
+            elif node not in self._decoded:
+                tier, source = Tier.DEVICE, self.device
+            else:
+                continue
             if len(moves) == most or not disk.free():
                 break
             target, _ = disk.take()
-            tier = Tier.DEVICE if self.device.slot_of(node) >= 0 else Tier.HOST
-            source = self.device if tier is Tier.DEVICE else self.lower[Tier.HOST]
             moves.append(Move(node, tier, source.slot_of(node), Tier.DISK, target))
             disk.place(node, target)
         self._moves += moves
@@ -285,6 +308,7 @@ class TieredPool:
         for node in reversed(by_depth.tolist()):
             if node in doomed and node not in needed:
                 dropped += self.device.drop(node)
+                self._decoded.discard(node)
                 dropped += sum(pool.drop(node) for pool in self.lower.values())
             if self._in_some_pool(node):
                 needed.add(int(parent[node]))
@@ -328,6 +352,10 @@ class TieredPool:
 
     def _demote(self, node: int, tier: Tier, slot: int) -> None:
         """`node` has just left `slot` of `tier`: find a place below, which may push another block down."""
+        if tier is Tier.DEVICE and self._encodes and (node in self._decoded or node in self._shard_row):
+            self._decoded.discard(node)
+            self.lost += self.tier_of(node) is None
+            return
         for below, pool in self.lower.items():
             if below <= tier:
                 continue

@@ -7,6 +7,7 @@ import click
 
 from kvtool.cache.policies import POLICIES
 from kvtool.engine.serving.config import ServeConfig
+from kvtool.engine.storage.codecs import CODECS
 from kvtool.options import Size
 
 if TYPE_CHECKING:
@@ -53,6 +54,13 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--disk-memory", type=Size(), default=ServeConfig.disk_memory, help="Most bytes in --disk [8GiB]."
+)
+@click.option(
+    "--tier-codec",
+    type=click.Choice(CODECS.names()),
+    default=ServeConfig.tier_codec,
+    show_default=True,
+    help="How host memory and --disk keep blocks: rounded, more of them fit and answers change a little.",
 )
 @click.option(
     "--policy",
@@ -129,6 +137,6 @@ def announce(url: str, engine: "Engine") -> None:
         sizes.append(f"shards {len(engine.shards.rows):,}")
     click.echo(f"serving {engine.model_id} at {url}")
     click.echo(
-        f"blocks of {engine.index.block_size} tokens ({show_bytes(engine.block_bytes)}): {', '.join(sizes)}; "
+        f"blocks of {engine.index.block_size} tokens ({show_bytes(tiers.block_bytes)}): {', '.join(sizes)}; "
         f"policy {engine.config.policy}"
     )

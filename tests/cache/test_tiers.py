@@ -257,7 +257,11 @@ class Memories(RuleBasedStateMachine):
         self.pool.land(staging, count)
         assert all(self.pool.lower[Tier.HOST].slot_of(move.node) >= 0 for move in arrived)
         if end:
-            self.pool.unstage(staging, bad=end == "bad")
+            rest = list(staging.moves)
+            self.pool.abandon(staging)
+            if rest and end == "bad":
+                self.pool.discard(rest[0].node, rest[0].source)
+            self.pool.unstage(staging)
             self.stagings.remove(staging)
 
     @rule(node=st.integers(0, 30))
@@ -279,6 +283,7 @@ class Memories(RuleBasedStateMachine):
         for lease in getattr(self, "live", []):
             self.pool.release(lease)
         for staging in getattr(self, "stagings", []):
+            self.pool.abandon(staging)
             self.pool.unstage(staging)
         if hasattr(self, "pool"):
             self.pool.clear()

@@ -15,6 +15,7 @@ from kvtool.engine.serving.engine import Engine
 from kvtool.engine.serving.generation import Generation
 from kvtool.engine.serving.intake import Intake
 from kvtool.engine.serving.keys import Keys
+from kvtool.engine.serving.prefetch import WHYS
 from kvtool.engine.serving.respond import Deltas, submit
 from kvtool.engine.serving.scheduler import Scheduler
 from kvtool.engine.serving.text import Detokenizer, StopFilter
@@ -36,7 +37,8 @@ def snapshot(engine: Engine) -> dict[str, Any]:
     return {
         "model": engine.model_id,
         "block_size": engine.index.block_size,
-        "block_bytes": engine.block_bytes,
+        "block_bytes": engine.tiers.block_bytes,
+        "tier_codec": engine.config.tier_codec,
         "policy": engine.config.policy,
         "root": engine.identity.root().hex(),
         "encoder": engine.model.encoder.fingerprint,
@@ -46,8 +48,18 @@ def snapshot(engine: Engine) -> dict[str, Any]:
         "waiting": max(engine.runtime.inside - len(scheduler.running), 0),
         "pins": len(scheduler.pins),
         "counts": counts,
+        "prefetch": _prefetch(counts),
         "hit_rate": {"tokens": hits / counts["prompt_tokens"] if counts.get("prompt_tokens") else 0.0},
     }
+
+
+def _prefetch(counts: dict[str, int]) -> dict[str, float]:
+    """recall: of the blocks that had to come from disk or shards, those that were there before the request;
+    waste: of the blocks fetched ahead and settled, those that nobody used in time."""
+    used, wasted = (sum(counts.get(f"prefetch_{end}_{why}", 0) for why in WHYS) for end in ("used", "wasted"))
+    needed = used + counts.get("demand_blocks", 0)
+    settled = used + wasted
+    return {"recall": used / needed if needed else 0.0, "waste": wasted / settled if settled else 0.0}
 
 
 def _tier(pool: Pool) -> dict[str, int]:
@@ -109,7 +121,7 @@ def admin_routes(engine: Engine, intake: Intake, keys: Keys) -> APIRouter:
         raw = await request.json()
         prompt = await intake.encode(body.prompt, raw.get("messages"), raw.get("tools") or None)
         root = engine.root("", None)
-        return {"loaded": await _call(engine, lambda s: s.prefetch(engine.index.chain(prompt, root)))}
+        return {"loaded": await _call(engine, lambda s: s.fetch(engine.index.chain(prompt, root)))}
 
     @router.post("/pin")
     async def pin(body: PinRequest, request: Request) -> dict[str, int]:

@@ -10,6 +10,7 @@ class ServeConfig:
 
     model: `embedded` or a directory; None takes the shards' own. device_blocks goes before device_memory.
     host_memory: None is half of the device's. disk_memory caps the write-back area in `disk`.
+    tier_codec: how host and disk tiers keep blocks that were computed here.
     max_queue: requests that may wait beside the running ones. drain: seconds that shutdown waits.
     """
 
@@ -26,6 +27,7 @@ class ServeConfig:
     host_memory: int | None = None
     disk: Path | None = None
     disk_memory: int = 8 << 30
+    tier_codec: str = "raw"
     policy: str = "lru"
     normalizer: Path | None = None
     api_key_file: Path | None = None

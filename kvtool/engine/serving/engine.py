@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvtool.analysis.learned import FEWEST_REQUESTS
 from kvtool.blocks import DEFAULT_BLOCK_SIZE, BlockHash, namespace
@@ -19,13 +20,20 @@ from kvtool.engine.compute.runner import Runner
 from kvtool.engine.serving.config import ServeConfig
 from kvtool.engine.serving.runtime import Observer, Runtime
 from kvtool.engine.serving.scheduler import Limits, Scheduler
+from kvtool.engine.storage.codecs import load_codec
+from kvtool.engine.storage.host import EncodedHost, HostBlocks, PlainHost, slot_bytes
 from kvtool.engine.storage.identity import Identity
+from kvtool.engine.storage.layout import BlockShape
+from kvtool.engine.storage.outlook import read_outlook
 from kvtool.engine.storage.reuse import REUSE, read_reuse
 from kvtool.engine.storage.shards import ShardSet, open_shards
 from kvtool.engine.storage.store import BlockStore
-from kvtool.engine.storage.writeback import WriteBack
+from kvtool.engine.storage.writeback import WriteBack, record_bytes
 from kvtool.errors import KvtoolError
 from kvtool.prompts.normalizer import Normalizer
+
+if TYPE_CHECKING:
+    from kvtool.engine.storage.codec import BlockCodec
 
 log = logging.getLogger("kvtool.serve")
 
@@ -35,17 +43,22 @@ CPU_MEMORY = 2 << 30
 CUDA_SHARE = 0.8
 """Share of a GPU's free memory that device blocks take by default."""
 
+EXACT = {"codec": "raw"}
+"""The codec that loses nothing."""
+
 BACKED_UP_AT_ONCE = 4
 """Blocks copied to the write-back area between two looks at the queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """Capacities in blocks."""
+    """Capacities in blocks. block_bytes: of one on the device; slot_bytes: most of one in host and disk."""
 
     device: int
     host: int
     disk: int
+    block_bytes: int
+    slot_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +70,6 @@ class Engine:
     model: Model
     identity: Identity
     tiers: Tiers
-    block_bytes: int
     shards: ShardSet | None
     index: BlockIndex
     scheduler: Scheduler
@@ -97,15 +109,19 @@ def build_engine(config: ServeConfig, observer: Observer) -> Engine:
         block_size = _agree(shards, model, config)
     policy = load_policy(config, block_size)
     identity = Identity.of_model(model, block_size)
-    size = block_bytes(model, block_size)
-    tiers = plan_tiers(config, model, size)
+    codec = load_codec({"codec": config.tier_codec})
+    tiers = plan_tiers(config, model, block_size, slot_bytes(codec, identity.shape))
     device = Arena(model, tiers.device, block_size)
-    host = Arena(model, tiers.host, block_size, device="cpu") if tiers.host else None
     area = None
     if config.disk is not None:
-        area = WriteBack(config.disk / identity.root().hex(), tiers.disk, block_size, size)
-    store = BlockStore(device, host, area, shards)
-    pool = TieredPool(policy, tiers.device, tiers.host, tiers.disk)
+        folder = config.disk / identity.root().hex()
+        area = WriteBack(folder, tiers.disk, block_size, tiers.slot_bytes, config.tier_codec)
+    host = host_blocks(model, tiers, identity.shape, codec)
+    store = BlockStore(device, identity.shape, codec, host, area, shards)
+    pool = TieredPool(policy, tiers.device, tiers.host, tiers.disk, encodes=codec.config() != EXACT)
+    if shards is not None and codec.config() != EXACT:
+        rows = shards.rows
+        pool.liftable = lambda row: rows[row].bytes <= tiers.slot_bytes
     index = BlockIndex(pool, block_size, 4 * (tiers.device + tiers.host + tiers.disk) + 4096, store.shard_row)
     store.index = index
     if area is not None:
@@ -118,6 +134,7 @@ def build_engine(config: ServeConfig, observer: Observer) -> Engine:
         store,
         Limits(max(config.chunk_tokens, block_size), config.max_running),
         time.monotonic,
+        read_outlook(config.shards) if config.shards is not None else None,
     )
 
     def back_up() -> bool:
@@ -128,7 +145,7 @@ def build_engine(config: ServeConfig, observer: Observer) -> Engine:
     runtime = Runtime(scheduler, config.max_running + config.max_queue, back_up, observer)
     model_id = config.model or model.name
     return Engine(
-        config, model_id, model, identity, tiers, size, shards, index, scheduler, store, runtime, normalizer
+        config, model_id, model, identity, tiers, shards, index, scheduler, store, runtime, normalizer
     )
 
 
@@ -148,22 +165,33 @@ def load_policy(config: ServeConfig, block_size: int) -> Policy:
     return fitted.by_table(model.table, block_size)
 
 
-def plan_tiers(config: ServeConfig, model: Model, block: int) -> Tiers:
-    """Capacities in blocks of `block` bytes; KvtoolError when a size is less than a block."""
+def plan_tiers(config: ServeConfig, model: Model, block_size: int, slot: int) -> Tiers:
+    """Capacities; a block takes `slot` bytes below the device. KvtoolError when a size is less than one."""
+    block = block_bytes(model, block_size)
     device = config.device_blocks or (config.device_memory or _default_memory(model)) // block
     if device < 2:
         raise KvtoolError(
             f"--device-memory: a block of {model.name} takes {block:,} bytes and two must fit",
             "raise --device-memory or --device-blocks",
         )
-    host = device // 2 if config.host_memory is None else config.host_memory // block
+    host = (device * block // 2 if config.host_memory is None else config.host_memory) // slot
     disk = 0
     if config.disk is not None:
         config.disk.mkdir(parents=True, exist_ok=True)
-        disk = min(config.disk_memory, shutil.disk_usage(config.disk).free) // block
+        record = record_bytes(block_size, slot)
+        disk = min(config.disk_memory, shutil.disk_usage(config.disk).free) // record
         if disk < 1:
-            raise KvtoolError(f"--disk {config.disk}: no room for a block of {block:,} bytes")
-    return Tiers(device, host, disk)
+            raise KvtoolError(f"--disk {config.disk}: no room for a block of {record:,} bytes")
+    return Tiers(device, host, disk, block, slot)
+
+
+def host_blocks(model: Model, tiers: Tiers, shape: BlockShape, codec: "BlockCodec") -> HostBlocks | None:
+    """The host tier's memory, None where it has none. What loses nothing is kept as the device has it."""
+    if not tiers.host:
+        return None
+    if codec.config() != EXACT:
+        return EncodedHost(shape, codec)
+    return PlainHost(Arena(model, tiers.host, shape.block_size, device="cpu"), shape, codec)
 
 
 def restore(index: BlockIndex, pool: TieredPool, area: WriteBack) -> int:
@@ -177,8 +205,7 @@ def restore(index: BlockIndex, pool: TieredPool, area: WriteBack) -> int:
         parent = -1 if block.depth == 0 else index.find(block.parent)
         if parent is None:
             continue
-        root = block.parent if parent < 0 else index.root_of(parent)
-        node = index.child(parent, block.tokens, root)
+        node = index.child(parent, block.tokens, block.root)
         if node is None or index.hash_of(node) != block.hash or node in known:
             continue
         known.add(node)

@@ -49,6 +49,7 @@ class Generation:
     emit: gets every Delta, in the scheduler's thread. max_tokens: at least 1. top_logprobs: None for none.
     session: counts into the blocks' sharing statistics. root: the chain's root, which names the tenant.
     priority: lower ones are admitted first.
+    fetched: its blocks are read while it waits for its turn. waited: its turn came before they did.
     `computed` tokens have keys and values in the lease's slots; `cached` of the prompt were found there.
     """
 
@@ -69,6 +70,8 @@ class Generation:
     named: int = 0
     lease: TieredLease | None = None
     loading: bool = False
+    fetched: bool = False
+    waited: bool = False
     computed: int = 0
     cached: int | None = None
     finish: FinishReason | None = None

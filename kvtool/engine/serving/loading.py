@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvtool.blocks import BlockHash
 from kvtool.cache.tiers import Move, Tier, TieredLease, TieredPool
 from kvtool.engine.serving.generation import Generation
 from kvtool.engine.serving.rates import Rates
@@ -13,12 +14,40 @@ from kvtool.engine.serving.rates import Rates
 class Reading(Protocol):
     """Some blocks being read from lower tiers."""
 
-    def arrived(self) -> tuple[int, bool]:
-        """(leading blocks that are here, whether the next one proved bad)."""
+    def arrived(self) -> int:
+        """Leading blocks that are here and whole."""
+        ...
+
+    def failed(self) -> list[int]:
+        """Places of the blocks that proved bad."""
+        ...
+
+    def done(self) -> bool:
+        """Whether nothing more will come."""
         ...
 
     def place(self, count: int) -> None:
         """Write the first `count` blocks, all arrived, into their device slots."""
+        ...
+
+
+class Lift(Protocol):
+    """Some blocks being read into the host tier, for nobody who waits yet."""
+
+    def arrived(self) -> int:
+        """As of a `Reading`."""
+        ...
+
+    def failed(self) -> list[int]:
+        """As of a `Reading`."""
+        ...
+
+    def place(self, first: int, last: int) -> None:
+        """Write blocks [first, last), all arrived, into their host slots."""
+        ...
+
+    def cancel(self) -> None:
+        """Read no more than what has begun."""
         ...
 
 
@@ -31,6 +60,14 @@ class Store(Protocol):
 
     def read(self, loads: Sequence[Move]) -> Reading:
         """Begin to read; the caller polls."""
+        ...
+
+    def lift(self, moves: Sequence[Move]) -> Lift:
+        """Begin to read blocks for the host tier, behind what `read` was asked for."""
+        ...
+
+    def chain_to(self, block: BlockHash) -> list[int]:
+        """Nodes of the chain that ends with a block, empty if neither index nor shards know it."""
         ...
 
 
@@ -71,19 +108,22 @@ class Loads:
         self._loads.append(Load(lease, reading, tiers, now, deadline, request))
 
     def poll(self, now: float) -> list[Load]:
-        """Settle loads that are complete, bad or late; what did not arrive is to be computed."""
+        """Settle loads that are complete or late; what did not arrive, or is bad, is to be computed."""
         settled = []
         for load in list(self._loads):
-            count, bad = load.reading.arrived()
             late = now >= load.deadline
-            if count < len(load.tiers) and not bad and not late:
+            if not late and not load.reading.done():
                 continue
+            count, failed = load.reading.arrived(), load.reading.failed()
             load.reading.place(count)
-            self._pool.settle(load.lease, count, bad=bad)
+            moves = load.lease.loads
+            self._pool.settle(load.lease, count, bad=False)
             self._loads.remove(load)
             self._rates.loaded(load.tiers[: max(count, 1)], now - load.begun)
-            self._counts["bad_blocks"] += bad
-            self._counts["late_blocks"] += 0 if bad else len(load.tiers) - count
+            for place in failed:
+                self._pool.discard(moves[place].node, moves[place].source)
+            self._counts["bad_blocks"] += len(failed)
+            self._counts["late_blocks"] += 0 if failed else len(load.tiers) - count
             settled.append(load)
         return settled
 

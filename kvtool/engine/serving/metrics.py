@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kvtool.engine.serving.generation import Generation
+from kvtool.engine.serving.prefetch import WHYS
 
 TTFT = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 GAP = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
@@ -19,7 +20,8 @@ COUNTERS = {
     "generated_tokens": "Tokens chosen",
     "bad_blocks": "Stored blocks that failed their check and were computed instead",
     "late_blocks": "Stored blocks that did not come in time and were computed instead",
-    "prefetched_blocks": "Blocks brought up before they were asked for",
+    "demand_blocks": "Blocks that were read from disk or shards when a request needed them",
+    "waits": "Requests whose turn had come and whose blocks were still being read",
     "restored_tokens": "Tokens of requests that were put back and found their own blocks again",
     "failed_moves": "Blocks that could not be written to the disk tier",
     "preemptions": "Requests put back because the pool was full",
@@ -91,6 +93,17 @@ class _Counts(Collector):
                 _, source, target = name.split("_")
                 moves.add_metric([source, target], value)
         yield moves
+        for end, text in (
+            ("prefetched", "brought up"),
+            ("prefetch_used", "and used"),
+            ("prefetch_wasted", "in vain"),
+        ):
+            ahead = CounterMetricFamily(
+                f"kvtool_{end}_blocks", f"Blocks fetched ahead: {text}", labels=["why"]
+            )
+            for why in WHYS:
+                ahead.add_metric([why], counts.get(f"{end}_{why}", 0))
+            yield ahead
         used = GaugeMetricFamily("kvtool_blocks_used", "Blocks in a tier", labels=["tier"])
         size = GaugeMetricFamily("kvtool_blocks_capacity", "Blocks that a tier can hold", labels=["tier"])
         for tier, state in now["tiers"].items():

@@ -157,7 +157,7 @@ class Runtime:
                 if self._closing and not self._inside and self._inbox.empty():
                     return
                 if not self._scheduler.step() and not self._idle():
-                    self._serve_inbox(wait=LOADING if len(self._scheduler.loads) else WAIT)
+                    self._serve_inbox(wait=LOADING if self._scheduler.reading else WAIT)
         except Exception:  # the thread's end: whoever waits must be told, whatever it was
             log.exception("the engine failed; every request is ended")
         finally:

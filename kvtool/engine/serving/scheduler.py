@@ -7,9 +7,11 @@ forwards. When the pool is full the youngest request is put back and later recom
 own blocks.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,16 @@ from kvtool.blocks import reusable_blocks
 from kvtool.cache.index import BlockIndex
 from kvtool.cache.tiers import Tier, TieredPool
 from kvtool.engine.compute.runner import Chunk
+from kvtool.engine.serving.foresight import Foresight
 from kvtool.engine.serving.generation import Generation, TokenLogprob
 from kvtool.engine.serving.loading import Loads, Store
 from kvtool.engine.serving.pins import Pins
+from kvtool.engine.serving.prefetch import Prefetch
 from kvtool.engine.serving.rates import Rates
+from kvtool.engine.storage.outlook import Outlook
+
+ASKED = 60.0
+"""Seconds that blocks stay up that an admin asked for."""
 
 Forward = Callable[[Sequence[Chunk]], Any]
 """One packed forward: logits [chunks that want them, vocab]."""
@@ -46,6 +54,7 @@ class Scheduler:
         store: Store,
         limits: Limits,
         clock: Callable[[], float],
+        outlook: Outlook | None = None,
     ) -> None:
         self.pool = pool
         self.index = index
@@ -55,6 +64,8 @@ class Scheduler:
         self.counts: Counter[str] = Counter()
         self.rates = Rates(index.block_size)
         self.loads = Loads(pool, store, self.rates, self.counts)
+        self.prefetch = Prefetch(pool, store, self.rates, self.counts, self.execute_moves)
+        self.foresight = Foresight(outlook, index, store.chain_to, self.prefetch)
         self._forward = forward
         self._store = store
         self._limits = limits
@@ -94,7 +105,9 @@ class Scheduler:
     def step(self) -> bool:
         """Admit, run one forward, publish and choose. False when there was nothing to run."""
         self._finish_loads()
+        self._look_ahead()
         self._admit()
+        self._fetch_for_waiting()
         batch = self._plan()
         if not batch:
             return False
@@ -117,37 +130,77 @@ class Scheduler:
         """The clock, in seconds."""
         return self._clock()
 
-    def prefetch(self, nodes: list[int]) -> int:
-        """Begin to bring blocks of a coming prompt up to the device, as a use. Returns their number."""
+    @property
+    def reading(self) -> bool:
+        """Whether blocks are on their way: there will be something to do soon."""
+        return bool(len(self.loads)) or bool(self.prefetch.coming())
+
+    def fetch(self, nodes: list[int]) -> int:
+        """Bring a coming prompt's blocks up to the host tier, else to the device. Returns their number."""
+        now = self._clock()
+        if self.prefetch.able:
+            return self.prefetch.begin("asked", nodes, "asked", now, now + ASKED)
         found = len(self.pool.locate(nodes))
         if not found or not self.pool.device.fits(nodes[:found], found):
             return 0
-        now = self._clock()
         lease = self.pool.acquire(nodes[:found], found, now)
         assert lease is not None
         self.execute_moves()
-        self.counts["prefetched_blocks"] += len(lease.loads)
         self.loads.begin(lease, now, None)
         return len(lease.loads)
 
-    def _admit(self) -> None:
-        self.pins.expire(self._clock())
-        self.index.trim(node for request in [*self.waiting, *self.running] for node in request.nodes)
-        if not self.waiting:
+    def _look_ahead(self) -> None:
+        """Take in and begin reads for requests that are not running yet."""
+        if len(self.foresight):
+            self.foresight.poll(self._clock())
+        if len(self.prefetch):
+            self.prefetch.poll(self._clock())
+
+    def _fetch_for_waiting(self) -> None:
+        """A request that must wait for its turn has its blocks read meanwhile."""
+        if not self.prefetch.able:
             return
-        coming = set(self.loads.nodes())
+        coming: set[int] | None = None
+        for request in self.waiting:
+            if request.fetched or request.cached is not None:
+                continue
+            coming = coming if coming is not None else self._coming()
+            self._name(request)
+            nodes = request.nodes[: reusable_blocks(len(request.tokens), self._size)]
+            if self._is_coming(nodes, coming):
+                continue
+            request.fetched = True
+            self.prefetch.begin(request, nodes, "arrival", self._clock(), math.inf)
+
+    def _coming(self) -> set[int]:
+        """Blocks that somebody is reading or computing."""
+        coming = {*self.loads.nodes(), *self.prefetch.coming()}
         for running in self.running:
             assert running.lease is not None
             coming.update(running.nodes[running.lease.published :])
+        return coming
+
+    def _name(self, request: Generation) -> None:
+        """Find the request's blocks in the index."""
+        if request.named < len(request.tokens):
+            request.nodes = self.index.chain(np.array(request.tokens, np.uint32), request.root)
+            request.named = len(request.tokens)
+
+    def _admit(self) -> None:
+        self.pins.expire(self._clock())
+        queued = (node for request in [*self.waiting, *self.running] for node in request.nodes)
+        self.index.trim(chain(queued, self.prefetch.nodes()))
+        if not self.waiting:
+            return
+        coming = self._coming()
         passed: set[int] = set()
         while (request := self._next(passed)) is not None and len(self.running) < self._limits.running:
             passed.add(id(request))
-            tokens = len(request.tokens)
-            if request.named < tokens:
-                request.nodes = self.index.chain(np.array(request.tokens, np.uint32), request.root)
-                request.named = tokens
-            most = reusable_blocks(tokens, self._size)
+            self._name(request)
+            most = reusable_blocks(len(request.tokens), self._size)
             if self._is_coming(request.nodes[:most], coming):
+                if self._is_coming(request.nodes[:most], {*self.loads.nodes(), *self.prefetch.coming()}):
+                    self._waits(request)
                 continue
             if not self._lease(request, most):
                 return
@@ -163,10 +216,15 @@ class Scheduler:
         return min(left, key=lambda request: (request.priority, busy[request.root]), default=None)
 
     def _is_coming(self, nodes: list[int], coming: set[int]) -> bool:
-        """Whether another request is loading or computing the next block that this one would need to."""
+        """Whether a block that this request would load, or the first that it would compute, is on its way."""
         on_device = self.pool.device.match(nodes)
         found = len(self.pool.locate(nodes))
-        return any(at < len(nodes) and nodes[at] in coming for at in (on_device, found))
+        return any(node in coming for node in nodes[on_device : found + 1])
+
+    def _waits(self, request: Generation) -> None:
+        """A request whose turn it is waits for blocks that are being read."""
+        self.counts["waits"] += not request.waited
+        request.waited = True
 
     def _lease(self, request: Generation, most: int) -> bool:
         """Hits, loads and slots for all of the request's tokens; False while there is no room."""
@@ -180,12 +238,17 @@ class Scheduler:
         lease = self.pool.acquire(request.nodes, want, now, request.session, most)
         assert lease is not None
         self.execute_moves()
+        self.prefetch.used(request.nodes[: lease.hit + len(lease.loads)])
+        self.prefetch.end(request)
         request.lease = lease
         request.computed = lease.hit * self._size
         if lease.loads:
             request.loading = True
             self.loads.begin(lease, now, request)
+            self.counts["demand_blocks"] += sum(move.source > Tier.HOST for move in lease.loads)
             self._finish_loads()
+            if request.loading:
+                self._waits(request)
         else:
             self._start(request, [])
         return True
@@ -196,7 +259,9 @@ class Scheduler:
             return
         for load in self.loads.poll(self._clock()):
             if load.request is None:
-                self.pool.release(load.lease)
+                lease = load.lease
+                self.prefetch.landed(lease.nodes[lease.hit : lease.hit + lease.loaded], "asked")
+                self.pool.release(lease)
                 continue
             load.request.loading = False
             self._start(load.request, load.tiers[: load.lease.loaded])
@@ -210,6 +275,8 @@ class Scheduler:
             self.counts["restored_tokens"] += request.computed
             return
         request.cached = request.computed
+        if request.session is not None:
+            self.foresight.started((request.root, request.session), request.nodes, self._clock())
         self.counts["requests"] += 1
         self.counts["prompt_tokens"] += len(request.prompt)
         self.counts["hit_tokens_device"] += lease.hit * self._size
@@ -268,8 +335,11 @@ class Scheduler:
             self.loads.abandon(request)
             request.loading = False
             ended = request.finish in ("stop", "length")
+            if ended and request.session is not None and request.nodes:
+                self.foresight.ended((request.root, request.session), request.nodes[-1])
             self.pool.release(request.lease, len(request.generated) if ended else -1)
             request.lease = None
+        self.prefetch.end(request)
         request.nodes, request.named, request.computed = [], 0, 0
 
     def _chunk(self, request: Generation, count: int) -> Chunk:

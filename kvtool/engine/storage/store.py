@@ -5,46 +5,64 @@ the request computes it, and never knows.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from kvtool.blocks import BlockHash, TokenIds
 from kvtool.cache.index import BlockIndex
 from kvtool.cache.tiers import Move, Tier
-from kvtool.engine.compute.arena import Arena, Block, Blocks
+from kvtool.engine.compute.arena import Arena, Block
+from kvtool.engine.storage.codec import encode_block
+from kvtool.engine.storage.codecs import load_codec
+from kvtool.engine.storage.host import AT_ONCE, Encoded, HostBlocks, stack
+from kvtool.engine.storage.layout import BlockShape
 from kvtool.engine.storage.shards import BadBlock, ShardSet
 from kvtool.engine.storage.writeback import Survivor, WriteBack
+from kvtool.errors import KvtoolError
+
+if TYPE_CHECKING:
+    from kvtool.engine.storage.codec import BlockCodec
 
 log = logging.getLogger("kvtool.serve")
 
 READERS = 4
 """Threads that read from disk: enough to keep a disk busy, and that one stalled read does not stop all."""
 
-AT_ONCE = 64
-"""Blocks stacked for one copy a layer: bounds the memory that it takes."""
+AHEAD = 2
+"""Threads that read what nobody waits for yet; they are others, so that a guess delays no request."""
 
 
 class BlockStore:
-    """Executes a TieredPool's moves. `host`, `disk`, `shards`: None where there is no such tier."""
+    """Executes a TieredPool's moves. `host`, `disk`, `shards`: None where there is no such tier.
+
+    codec: how the disk tier keeps blocks that come straight from the device.
+    """
 
     def __init__(
         self,
         device: Arena,
-        host: Arena | None = None,
+        shape: BlockShape,
+        codec: "BlockCodec",
+        host: HostBlocks | None = None,
         disk: WriteBack | None = None,
         shards: ShardSet | None = None,
     ) -> None:
         self.index: BlockIndex | None = None
         self._device = device
+        self._shape = shape
+        self._codec = codec
         self._host = host
         self._disk = disk
         self._shards = shards
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="kvtool-reader")
+        self._ahead = ThreadPoolExecutor(AHEAD, thread_name_prefix="kvtool-ahead")
         self._rows = {} if shards is None else {row.hash: number for number, row in enumerate(shards.rows)}
+        names = {} if shards is None else shards.manifest.codecs
+        self._codecs = {name: load_codec(config) for name, config in names.items()}
 
     def shard_row(self, block: BlockHash, tokens: TokenIds) -> int:
         """The shards' row of a block with these tokens, -1 if they lack it or it has proved bad."""
@@ -55,6 +73,27 @@ class BlockStore:
                 return -1
         return row
 
+    def chain_to(self, block: BlockHash) -> list[int]:
+        """Nodes of the chain that ends with `block`, empty if neither index nor shards know it."""
+        assert self.index is not None
+        below = []
+        while (node := self.index.find(block)) is None:
+            row = None if self._shards is None else self._shards.index.get(block)
+            if row is None:
+                return []
+            below.append(row)
+            block = row.parent
+            if row.depth == 0:
+                break
+        nodes = self.index.path(node)
+        root = block if node is None else self.index.root_of(node)
+        for row in reversed(below):
+            child = self.index.child(nodes[-1] if nodes else -1, row.tokens, root)
+            if child is None:
+                break
+            nodes.append(child)
+        return nodes
+
     def execute(self, moves: Sequence[Move]) -> list[Move]:
         """Copy blocks down, in order. Returns the moves whose target could not be written."""
         failed: list[Move] = []
@@ -62,88 +101,115 @@ class BlockStore:
             if target is Tier.HOST:
                 assert self._host is not None and source is Tier.DEVICE
                 last = {move.target_slot: move for move in run}  # a slot may be filled twice in a run
-                self._host.copy_from(self._device, [move.source_slot for move in last.values()], list(last))
+                failed.extend(self._keep(self._host, list(last.values())))
             else:
                 assert target is Tier.DISK
-                arena = self._device if source is Tier.DEVICE else self._host
-                assert arena is not None
-                failed.extend(move for move in run if not self._write_back(arena, move))
+                failed.extend(move for move in run if not self._write_back(move))
         return failed
 
     def read(self, loads: Sequence[Move]) -> "BlockReading":
         """Begin to read blocks for the device: those on disk in threads of their own."""
         waiting: list[Future[Block | None] | None] = []
         for move in loads:
-            if move.source is Tier.HOST:
-                waiting.append(None)
-            elif move.source is Tier.DISK:
-                assert self.index is not None
-                name = self.index.hash_of(move.node)
-                waiting.append(self._readers.submit(self._from_disk, move.source_slot, name))
-            else:
-                waiting.append(self._readers.submit(self._from_shards, move.source_slot))
+            find = self._finder(move)
+            waiting.append(None if find is None else self._readers.submit(self._decoded, find))
         return BlockReading(self._device, self._host, list(loads), waiting)
+
+    def lift(self, moves: Sequence[Move]) -> "BlockLift":
+        """Begin to read blocks for the host tier, behind everything that a request waits for."""
+        assert self._host is not None
+        finders = [self._finder(move) for move in moves]
+        return BlockLift(
+            self._host, list(moves), [self._ahead.submit(find) for find in finders if find is not None]
+        )
 
     def close(self) -> None:
         """Wait for reads that are under way and close files."""
         self._readers.shutdown(cancel_futures=True)
+        self._ahead.shutdown(cancel_futures=True)
         if self._disk is not None:
             self._disk.close()
         if self._shards is not None:
             self._shards.close()
 
-    def _from_shards(self, number: int) -> Block | None:
+    def _finder(self, move: Move) -> "Callable[[], Encoded | None] | None":
+        """What reads a block from disk or shards; None for one that is in memory."""
+        if move.source is Tier.HOST:
+            return None
+        if move.source is Tier.SHARDS:
+            return lambda: self._from_shards(move.source_slot)
+        assert self.index is not None
+        name, first = self.index.hash_of(move.node), self._is_first(move.node)
+        return lambda: self._from_disk(move.source_slot, name, first)
+
+    def _from_shards(self, number: int) -> Encoded | None:
         assert self._shards is not None
         row = self._shards.rows[number]
         try:
-            return list(self._shards.read_block(row.hash))
+            return Encoded(self._codecs[row.codec], self._shards.read_bytes(row), row.depth == 0)
         except BadBlock as error:
             log.warning("bad shard block, computing it instead: %s", error)
             self._rows.pop(row.hash, None)
             return None
 
-    def _from_disk(self, slot: int, block: BlockHash) -> Block | None:
+    def _from_disk(self, slot: int, block: BlockHash, first: bool) -> Encoded | None:
         assert self._disk is not None
         data = self._disk.read(slot, block)
         if data is None:
             log.warning("bad block in the write-back area, computing it instead: block %s", block.hex())
             return None
-        return self._from_bytes(data)
+        return Encoded(self._codec, data, first)
 
-    def _write_back(self, arena: Arena, move: Move) -> bool:
-        assert self._disk is not None and self.index is not None
-        data = b"".join(
-            tensor.contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes()
-            for pair in arena.read_block(move.source_slot)
-            for tensor in pair
-        )
-        record = survivor_of(self.index, move.node, move.target_slot)
+    def _decoded(self, find: "Callable[[], Encoded | None]") -> Block | None:
+        found = find()
+        return None if found is None else found.decode(self._shape)
+
+    def _keep(self, host: HostBlocks, moves: list[Move]) -> list[Move]:
+        """Copy from the device to the host tier; returns the moves that failed."""
+        firsts = [self._is_first(move.node) for move in moves]
         try:
-            self._disk.write(move.target_slot, record, data)
-        except OSError as error:
-            log.warning("write-back failed, the block is dropped: %s", error.strerror)
+            host.keep(
+                self._device,
+                [move.source_slot for move in moves],
+                [move.target_slot for move in moves],
+                firsts,
+            )
+        except KvtoolError as error:  # keys or values that the codec cannot hold
+            if len(moves) > 1:
+                return [move for one in moves for move in self._keep(host, [one])]
+            log.warning("a block could not be encoded and is dropped: %s", error)
+            return moves
+        return []
+
+    def _write_back(self, move: Move) -> bool:
+        assert self._disk is not None and self.index is not None
+        first = self._is_first(move.node)
+        try:
+            if move.source is Tier.DEVICE:
+                data = encode_block(
+                    self._codec, self._shape, self._device.read_block(move.source_slot), first
+                )
+            else:
+                assert self._host is not None
+                data = bytes(self._host.encoded(move.source_slot, first).data)
+            self._disk.write(move.target_slot, survivor_of(self.index, move.node, move.target_slot), data)
+        except (OSError, KvtoolError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            log.warning("write-back failed, the block is dropped: %s", reason)
             return False
         return True
 
-    def _from_bytes(self, data: bytes) -> Block:
-        buffer = torch.frombuffer(bytearray(data), dtype=self._device.dtype)
-        block: Block = []
-        at = 0
-        for key, value in zip(self._device.keys, self._device.values, strict=True):
-            parts = []
-            for tensor in (key, value):
-                size = tensor[0].numel()
-                parts.append(buffer[at : at + size].view(tensor.shape[1:]))
-                at += size
-            block.append((parts[0], parts[1]))
-        return block
+    def _is_first(self, node: int) -> bool:
+        assert self.index is not None
+        return self.index.parent_of(node)[1] == 0
 
 
 def survivor_of(index: BlockIndex, node: int, slot: int) -> Survivor:
     """The write-back record's header of a node."""
     parent, depth = index.parent_of(node)
-    above = index.hash_of(parent) if parent >= 0 else index.root_of(node)
-    return Survivor(slot, index.hash_of(node), above, depth, index.tokens_of(node))
+    root = index.root_of(node)
+    above = index.hash_of(parent) if parent >= 0 else root
+    return Survivor(slot, index.hash_of(node), above, root, depth, index.tokens_of(node))
 
 
 class BlockReading:
@@ -152,7 +218,7 @@ class BlockReading:
     def __init__(
         self,
         device: Arena,
-        host: Arena | None,
+        host: HostBlocks | None,
         loads: list[Move],
         waiting: "list[Future[Block | None] | None]",
     ) -> None:
@@ -160,19 +226,18 @@ class BlockReading:
         self._host = host
         self._loads = loads
         self._waiting = waiting
-        self._arrived = 0
 
-    def arrived(self) -> tuple[int, bool]:
-        """(leading blocks that are here, whether the next one proved bad)."""
-        while self._arrived < len(self._waiting):
-            future = self._waiting[self._arrived]
-            if future is not None:
-                if not future.done():
-                    break
-                if future.result() is None:
-                    return self._arrived, True
-            self._arrived += 1
-        return self._arrived, False
+    def arrived(self) -> int:
+        """Leading blocks that are here and whole."""
+        return _leading(self._waiting)
+
+    def failed(self) -> list[int]:
+        """Places of the blocks that proved bad."""
+        return _bad(self._waiting)
+
+    def done(self) -> bool:
+        """Whether nothing more will come."""
+        return all(future is None or future.done() for future in self._waiting)
 
     def place(self, count: int) -> None:
         """Write the first `count` blocks, all arrived, into their device slots, and cancel the rest."""
@@ -185,19 +250,53 @@ class BlockReading:
             targets = [move.target_slot for move, _ in some]
             if in_memory:
                 assert self._host is not None
-                self._device.copy_from(self._host, [move.source_slot for move, _ in some], targets)
+                self._host.bring(self._device, [move.source_slot for move, _ in some], targets)
                 continue
             for start in range(0, len(some), AT_ONCE):
-                blocks = [future.result() for _, future in some[start : start + AT_ONCE] if future]
-                self._device.write_blocks(targets[start : start + AT_ONCE], _stack(blocks))
+                found = [future.result() for _, future in some[start : start + AT_ONCE] if future]
+                blocks = [block for block in found if block is not None]
+                self._device.write_blocks(targets[start : start + AT_ONCE], stack(blocks))
 
 
-def _stack(blocks: Sequence[Block | None]) -> Blocks:
-    """Blocks -> per layer keys and values with a leading axis."""
+class BlockLift:
+    """Blocks on their way from disk to the host tier. Used by the scheduler's thread only."""
 
-    whole = [block for block in blocks if block is not None]
-    assert len(whole) == len(blocks)
+    def __init__(self, host: HostBlocks, moves: list[Move], waiting: "list[Future[Encoded | None]]") -> None:
+        self._host = host
+        self._moves = moves
+        self._waiting = waiting
+
+    def arrived(self) -> int:
+        """Leading blocks that are here and whole."""
+        return _leading(self._waiting)
+
+    def failed(self) -> list[int]:
+        """Places of the blocks that proved bad."""
+        return _bad(self._waiting)
+
+    def place(self, first: int, last: int) -> None:
+        """Write blocks [first, last), all arrived, into their host slots."""
+        for move, future in zip(self._moves[first:last], self._waiting[first:last], strict=True):
+            block = future.result()
+            assert block is not None
+            self._host.put(move.target_slot, block)
+
+    def cancel(self) -> None:
+        """Read no more than what has begun."""
+        for future in self._waiting:
+            future.cancel()
+
+
+def _leading(waiting: "Sequence[Future[Block | None] | Future[Encoded | None] | None]") -> int:
+    for place, future in enumerate(waiting):
+        if future is not None and (not future.done() or future.cancelled() or future.result() is None):
+            return place
+    return len(waiting)
+
+
+def _bad(waiting: "Sequence[Future[Block | None] | Future[Encoded | None] | None]") -> list[int]:
     return [
-        (torch.stack([keys for keys, _ in layer]), torch.stack([values for _, values in layer]))
-        for layer in zip(*whole, strict=True)
+        place
+        for place, future in enumerate(waiting)
+        if future is not None and future.done() and not future.cancelled() and future.result() is None
     ]

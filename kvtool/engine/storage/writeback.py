@@ -1,10 +1,11 @@
 """The write-back area: blocks that left memory, in one file of fixed records that survives a restart.
 
-A record is a header (hash, parent, depth, tokens, checksums) and a block's bytes; where a block stands
-is read from the headers at start, so there is no index to fall behind the data. Writes are not
-synced: a torn record fails its checksum and is computed anew.
+A record is a header (hash, parent, root, depth, codec, tokens, checksums) and a block's encoded bytes;
+where a block stands is read from the headers at start, so there is no index to fall behind the data.
+Writes are not synced: a torn record fails its checksum and is computed anew.
 """
 
+import errno
 import fcntl
 import os
 import struct
@@ -17,33 +18,42 @@ import numpy as np
 from kvtool.blocks import BlockHash, TokenIds, fingerprint
 from kvtool.errors import KvtoolError
 
-MAGIC = b"KVWB"
+MAGIC = b"KVW2"
 PAGE = 4096
-FIXED = struct.Struct("<4sI16s16s16s16s")
-"""magic, depth, hash, parent, payload checksum, header checksum; the tokens follow."""
+FIXED = struct.Struct("<4sII16s16s16s16s16s16s")
+"""magic, depth, payload bytes, codec, hash, parent, root, checksums of payload and header; tokens follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survivor:
-    """A block found in the area. `parent` is the chain's root at depth 0. tokens: uint32 [block_size]."""
+    """A block found in the area. `parent` is the chain's root at depth 0. tokens: uint32 [block_size].
+
+    root: of its chain, which is not the parent's where a tenant's own blocks follow public ones.
+    """
 
     slot: int
     hash: BlockHash
     parent: BlockHash
+    root: BlockHash
     depth: int
     tokens: TokenIds
 
 
 class WriteBack:
-    """`slots` records for blocks of `block_bytes` bytes in `folder`/blocks.kv. One process at a time."""
+    """`slots` records for blocks of at most `block_bytes` encoded bytes in `folder`/blocks.kv.
 
-    def __init__(self, folder: Path, slots: int, block_size: int, block_bytes: int) -> None:
+    One process at a time. Records that another codec made are not taken over.
+    """
+
+    def __init__(self, folder: Path, slots: int, block_size: int, block_bytes: int, codec: str) -> None:
         """Opens or makes the file; KvtoolError when it cannot be used or another server has it."""
         self.slots = slots
         self._block_size = block_size
         self._block_bytes = block_bytes
+        self._codec = codec.encode().ljust(16, b"\0")
+        assert len(self._codec) == 16
         self._header = FIXED.size + 4 * block_size
-        self._stride = -(-(self._header + block_bytes) // PAGE) * PAGE
+        self._stride = record_bytes(block_size, block_bytes)
         path = folder / "blocks.kv"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -65,17 +75,27 @@ class WriteBack:
             header = os.pread(self._file, self._header, slot * self._stride)
             if len(header) < self._header:
                 return
-            magic, depth, block, parent, payload, check = FIXED.unpack_from(header)
+            magic, depth, size, codec, block, parent, root, payload, check = FIXED.unpack_from(header)
             tokens = np.frombuffer(header, "<u4", self._block_size, FIXED.size)
-            if magic == MAGIC and check == _check(depth, block, parent, payload, tokens):
-                yield Survivor(slot, BlockHash(block), BlockHash(parent), depth, tokens.astype(np.uint32))
+            fields = (depth, size, codec, block, parent, root, payload)
+            if magic == MAGIC and codec == self._codec and check == _check(*fields, tokens):
+                yield Survivor(
+                    slot,
+                    BlockHash(block),
+                    BlockHash(parent),
+                    BlockHash(root),
+                    depth,
+                    tokens.astype(np.uint32),
+                )
 
-    def write(self, slot: int, block: Survivor, data: bytes) -> None:
-        """Fill a record. OSError when the disk is full or fails; the record is then invalid."""
-        assert len(data) == self._block_bytes
+    def write(self, slot: int, block: Survivor, data: bytes | bytearray) -> None:
+        """Fill a record. OSError when the disk is full or fails, and the record is invalid, or when the data
+        are longer than a record, as compressed ones can be."""
+        if len(data) > self._block_bytes:
+            raise OSError(errno.EFBIG, "the encoded block is longer than a record")
         payload = bytes.fromhex(fingerprint(block.hash, data))
-        check = _check(block.depth, block.hash, block.parent, payload, block.tokens)
-        header = FIXED.pack(MAGIC, block.depth, block.hash, block.parent, payload, check)
+        fields = (block.depth, len(data), self._codec, block.hash, block.parent, block.root, payload)
+        header = FIXED.pack(MAGIC, *fields, _check(*fields, block.tokens))
         record = header + block.tokens.astype("<u4").tobytes() + data
         at = slot * self._stride
         written = 0
@@ -88,11 +108,11 @@ class WriteBack:
             record = os.pread(self._file, self._header + self._block_bytes, slot * self._stride)
         except OSError:
             return None
-        if len(record) < self._header + self._block_bytes:
+        if len(record) < self._header:
             return None
-        _, _, stored, _, payload, _ = FIXED.unpack_from(record)
-        data = record[self._header :]
-        if stored != block or bytes.fromhex(fingerprint(block, data)) != payload:
+        _, _, size, codec, stored, _, _, payload, _ = FIXED.unpack_from(record)
+        data = record[self._header : self._header + size]
+        if codec != self._codec or stored != block or bytes.fromhex(fingerprint(block, data)) != payload:
             return None
         return data
 
@@ -101,8 +121,23 @@ class WriteBack:
         os.close(self._file)
 
 
-def _check(depth: int, block: bytes, parent: bytes, payload: bytes, tokens: TokenIds) -> bytes:
+def record_bytes(block_size: int, block_bytes: int) -> int:
+    """Bytes of a record for blocks of at most `block_bytes`, in whole pages."""
+    return -(-(FIXED.size + 4 * block_size + block_bytes) // PAGE) * PAGE
+
+
+def _check(
+    depth: int,
+    size: int,
+    codec: bytes,
+    block: bytes,
+    parent: bytes,
+    root: bytes,
+    payload: bytes,
+    tokens: TokenIds,
+) -> bytes:
     """Checksum of a header's fields, 16 bytes."""
+    numbers = depth.to_bytes(4, "little") + size.to_bytes(4, "little")
     return bytes.fromhex(
-        fingerprint(depth.to_bytes(4, "little"), block, parent, payload, tokens.astype("<u4").tobytes())
+        fingerprint(numbers, codec, block, parent, root, payload, tokens.astype("<u4").tobytes())
     )

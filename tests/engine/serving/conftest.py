@@ -16,6 +16,7 @@ from kvtool.engine.compute.runner import Chunk
 from kvtool.engine.serving.generation import Delta, Generation
 from kvtool.engine.serving.scheduler import Limits, Scheduler
 from kvtool.engine.serving.text import Detokenizer, StopFilter
+from kvtool.engine.storage.outlook import Outlook
 from kvtool.tokens import BytesTokenizer
 
 ROOT = namespace("fake")
@@ -39,7 +40,7 @@ def expected_answer(prompt: Sequence[int], max_tokens: int) -> list[int]:
 
 class FakeMemory:
     """Slots of all tiers hold tokens; runs chunks and executes moves. `bad` copies fail to load;
-    of each load only `arriving` blocks come."""
+    of each load only `arriving` blocks come; blocks of the disk come after `polls` looks."""
 
     def __init__(self, block_size: int) -> None:
         self.size = block_size
@@ -47,6 +48,10 @@ class FakeMemory:
         self.bad: set[tuple[Tier, int]] = set()
         self.steps: list[list[int]] = []
         self.arriving = 1 << 30
+        self.polls = 0
+        self.reads: list[int] = []
+        self.lifts: list[int] = []
+        self.index: BlockIndex | None = None
 
     def forward(self, chunks: Sequence[Chunk]) -> list[int]:
         device = self.tiers[Tier.DEVICE]
@@ -71,28 +76,62 @@ class FakeMemory:
         return []
 
     def read(self, loads: Sequence[Move]) -> "FakeReading":
+        self.reads += [move.node for move in loads]
         return FakeReading(self, list(loads))
+
+    def lift(self, moves: Sequence[Move]) -> "FakeLift":
+        self.lifts += [move.node for move in moves]
+        return FakeLift(self, list(moves))
+
+    def chain_to(self, block: bytes) -> list[int]:
+        assert self.index is not None
+        return self.index.path(self.index.find(block))
 
 
 class FakeReading:
-    """Blocks arrive at once, unless the memory is `stalled`."""
+    """Blocks arrive when the memory says so."""
 
     def __init__(self, memory: FakeMemory, loads: list[Move]) -> None:
         self.memory = memory
         self.loads = loads
+        self.looks = 0
 
-    def arrived(self) -> tuple[int, bool]:
-        for number, move in enumerate(self.loads):
-            if (move.source, move.source_slot) in self.memory.bad:
-                return number, True
-            if number >= self.memory.arriving:
-                return number, False
-        return len(self.loads), False
+    def arrived(self) -> int:
+        self.looks += 1
+        return next(
+            (at for at in range(len(self.loads)) if at in self.failed() or not self._here(at)),
+            len(self.loads),
+        )
+
+    def failed(self) -> list[int]:
+        bad = self.memory.bad
+        return [at for at, move in enumerate(self.loads) if (move[1:3]) in bad and self._here(at)]
+
+    def done(self) -> bool:
+        self.looks += 1
+        return all(map(self._here, range(len(self.loads))))
+
+    def _here(self, at: int) -> bool:
+        slow = self.loads[at].source > Tier.HOST and self.looks <= self.memory.polls
+        return at < self.memory.arriving and not slow
 
     def place(self, count: int) -> None:
-        for move in self.loads[:count]:
+        self._copy(0, count)
+
+    def _copy(self, first: int, last: int) -> None:
+        for move in self.loads[first:last]:
             source = self.memory.tiers[move.source][move.source_slot]
             self.memory.tiers[move.target][move.target_slot] = list(source)
+
+
+class FakeLift(FakeReading):
+    """The same, for the host tier."""
+
+    def place(self, first: int, last: int) -> None:  # type: ignore[override]
+        self._copy(first, last)
+
+    def cancel(self) -> None:
+        pass
 
 
 @dataclass
@@ -104,7 +143,7 @@ class Answered:
 
 
 class FakeEngine:
-    """A scheduler over the fake model, with time counted in requests."""
+    """A scheduler over the fake model. Its clock goes on by `tick` seconds whenever it is read."""
 
     def __init__(
         self,
@@ -114,17 +153,26 @@ class FakeEngine:
         block_size: int = 4,
         limits: Limits | None = None,
         pool: TieredPool | None = None,
+        outlook: Outlook | None = None,
     ) -> None:
         self.memory = FakeMemory(block_size)
         self.pool = pool or TieredPool(POLICIES.load("lru"), device, host, disk)
         self.index = BlockIndex(self.pool, block_size, 10_000)
+        self.memory.index = self.index
         self.now = 0.0
+        self.tick = 1.0
         self.scheduler = Scheduler(
-            self.memory.forward, self.pool, self.index, self.memory, limits or Limits(16, 8), self.clock
+            self.memory.forward,
+            self.pool,
+            self.index,
+            self.memory,
+            limits or Limits(16, 8),
+            self.clock,
+            outlook,
         )
 
     def clock(self) -> float:
-        self.now += 1
+        self.now += self.tick
         return self.now
 
     def ask(
@@ -155,7 +203,7 @@ class FakeEngine:
     def run(self) -> None:
         """Step until nothing is left; every step must make progress."""
         for _ in range(20_000):
-            if not self.scheduler.step():
+            if not self.scheduler.step() and not self.scheduler.reading:
                 assert not self.scheduler.waiting and not self.scheduler.running, "stuck"
                 return
         raise AssertionError("did not end")

@@ -10,7 +10,7 @@ from kvtool.cache.policies import POLICIES, fitted
 from kvtool.cache.policy import Policy
 from kvtool.cache.pool import Lease
 from kvtool.cache.reuse_table import DEPTH, OUTPUT, USES, ReuseTable
-from kvtool.cache.tiers import Tier, TieredLease, TieredPool
+from kvtool.cache.tiers import Staging, Tier, TieredLease, TieredPool
 from kvtool.engine.serving.scheduler import Limits
 
 Make = Callable[..., Any]
@@ -39,6 +39,7 @@ class Recorded(TieredPool):
         self.script: list[tuple[Any, ...]] = []
         self.left: list[tuple[int, Tier, int]] = []
         self._leases: list[Lease] = []
+        self._stagings: list[Staging] = []
 
     def add_node(self, parent: int, shard_row: int = -1) -> int:
         self.script.append(("add_node", parent))
@@ -73,6 +74,28 @@ class Recorded(TieredPool):
         self.script.append(("release", self._number(lease), output_tokens))
         super().release(lease, output_tokens)
 
+    def stage(self, nodes: list[int], most: int) -> Staging:
+        staging = super().stage(nodes, most)
+        self._stagings.append(staging)
+        got = list(staging.moves), list(staging.held)
+        self.script.append(("stage", len(self._stagings) - 1, list(nodes), most, got))
+        return staging
+
+    def land(self, staging: Staging, count: int) -> None:
+        self.script.append(("land", self._which(staging), count))
+        super().land(staging, count)
+
+    def abandon(self, staging: Staging) -> None:
+        self.script.append(("abandon", self._which(staging)))
+        super().abandon(staging)
+
+    def unstage(self, staging: Staging) -> None:
+        self.script.append(("unstage", self._which(staging)))
+        super().unstage(staging)
+
+    def _which(self, staging: Staging) -> int:
+        return next(at for at, one in enumerate(self._stagings) if one is staging)
+
     def _number(self, lease: Lease) -> int:
         return next(at for at, one in enumerate(self._leases) if one is lease)
 
@@ -87,6 +110,7 @@ def play(script: list[tuple[Any, ...]], fresh: TieredPool, answers: bool = True)
     answers: whether the pool is told how long answers were, as the runtime told its own.
     """
     leases: list[TieredLease] = []
+    stagings: list[Staging] = []
     for kind, *rest in script:
         if kind == "add_node":
             fresh.add_node(rest[0])
@@ -96,6 +120,12 @@ def play(script: list[tuple[Any, ...]], fresh: TieredPool, answers: bool = True)
             assert lease is not None and number == len(leases)
             assert (lease.hit, lease.slots, lease.loads) == got
             leases.append(lease)
+        elif kind == "stage":
+            staging = fresh.stage(*rest[1:3])
+            assert (staging.moves, staging.held) == rest[3]
+            stagings.append(staging)
+        elif kind in ("land", "abandon", "unstage"):
+            getattr(fresh, kind)(stagings[rest[0]], *rest[1:])
         elif kind == "settle":
             fresh.settle(leases[rest[0]], *rest[1:])
         elif kind == "extend":

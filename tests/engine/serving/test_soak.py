@@ -37,7 +37,7 @@ def soak(serving: Serving, model: Path, disk: Path, seconds: float) -> None:
             web.post(url, json={**body(n), "cache_salt": str(n)}).json()["choices"][0]["text"]
             for n in range(60)
         ]
-        block = calm.engine.block_bytes
+        block = calm.engine.tiers.block_bytes
     options = {
         "block_size": 8,
         "device_blocks": 34,

@@ -16,7 +16,7 @@ from kvtool.blocks import BlockHash
 from kvtool.cli import main
 from kvtool.engine.serving import rates
 from kvtool.engine.storage.manifest import shard_name
-from kvtool.engine.storage.writeback import Survivor, WriteBack
+from kvtool.engine.storage.writeback import Survivor, WriteBack, record_bytes
 from kvtool.errors import KvtoolError
 
 Serving = Callable[..., AbstractContextManager[Any]]
@@ -90,6 +90,8 @@ def test_a_flipped_bit_is_a_counted_miss_with_the_same_answer(
 def test_a_shard_that_is_gone_is_a_counted_miss(
     serving: Serving, tiny_model: Path, shards: Path, tmp_path: Path
 ) -> None:
+    with serving(model=str(tiny_model), shards=shards, **OPTIONS) as running:
+        whole = ask(running, "Where?")[1]
     broken = tmp_path / "broken"
     shutil.copytree(shards, broken)
     with serving(model=str(tiny_model), shards=broken, **OPTIONS) as running:
@@ -97,7 +99,8 @@ def test_a_shard_that_is_gone_is_a_counted_miss(
             file.unlink()
         plain, _ = ask(running, "Where?", cache_salt="nothing is shared")
         warm, cached = ask(running, "Where?")
-        assert (warm, cached) == (plain, 0) and running.counts["bad_blocks"] == 1
+        assert (warm, cached) == (plain, 0)
+        assert running.counts["bad_blocks"] == whole // SIZE > 20, "every block of the load, each once"
 
 
 def other_model(tiny_model: Path, folder: Path, seed: int) -> Path:
@@ -156,9 +159,9 @@ def test_blocks_survive_a_restart_and_a_damaged_one_is_computed(
         assert again == plain and cached >= len(SYSTEM) // SIZE * SIZE
         assert running.counts["hit_tokens_disk"] == cached and running.counts["bad_blocks"] == 0
         with pytest.raises(KvtoolError, match="another server"):
-            WriteBack(next((tmp_path / "disk").iterdir()), 4, SIZE, 64)
+            WriteBack(next((tmp_path / "disk").iterdir()), 4, SIZE, 64, "raw")
     (file,) = (tmp_path / "disk").glob("*/blocks.kv")
-    stride = -(-(72 + 4 * SIZE + running.engine.block_bytes) // 4096) * 4096
+    stride = record_bytes(SIZE, running.engine.tiers.slot_bytes)
     with file.open("r+b") as handle:
         handle.seek(3 * stride + stride // 2)
         handle.write(b"\xff\x00\xff\x00")
@@ -175,7 +178,7 @@ def test_a_small_pool_demotes_to_host_and_disk_and_answers_stay_right(
     questions = [f"{topic} {topic} {topic}?" for topic in ("Red", "Green", "Blue", "Black", "White")]
     with serving(model=str(tiny_model), block_size=SIZE, device_blocks=200) as calm:
         plain = {question: ask(calm, question, cache_salt=question)[0] for question in questions}
-        block = calm.engine.block_bytes
+        block = calm.engine.tiers.block_bytes
     with serving(
         model=str(tiny_model),
         block_size=SIZE,
@@ -237,10 +240,12 @@ def test_a_disk_that_stalls_costs_patience_and_not_the_answer(
 
 
 def test_torn_and_foreign_records_are_not_taken_over(tmp_path: Path) -> None:
-    area = WriteBack(tmp_path, 4, 8, 100)
+    area = WriteBack(tmp_path, 4, 8, 100, "raw")
     tokens = np.arange(8, dtype=np.uint32)
     blocks = [
-        Survivor(slot, BlockHash(bytes([slot + 1]) * 16), BlockHash(bytes(16)), 0, tokens)
+        Survivor(
+            slot, BlockHash(bytes([slot + 1]) * 16), BlockHash(bytes(16)), BlockHash(bytes(16)), 0, tokens
+        )
         for slot in range(3)
     ]
     for block in blocks:
@@ -252,7 +257,9 @@ def test_torn_and_foreign_records_are_not_taken_over(tmp_path: Path) -> None:
         handle.seek(4096 + 10)  # the second header
         handle.write(b"\xaa")
         handle.truncate(2 * 4096 + 90)  # the third header is cut off
-    area = WriteBack(tmp_path, 4, 8, 100)
+    other = WriteBack(tmp_path / "other", 4, 8, 100, "int8")
+    other.close()
+    area = WriteBack(tmp_path, 4, 8, 100, "raw")
     assert [(found.slot, found.hash) for found in area.survivors()] == [(0, blocks[0].hash)]
     assert area.read(2, blocks[2].hash) is None and area.read(3, blocks[2].hash) is None
     area.close()
