@@ -59,7 +59,7 @@ def load_model(
     module = _load_module(folder, kind, place)
     text = module.config.get_text_config()  # type: ignore[union-attr, operator]
     plain = plain_logits(module, int(text.vocab_size))
-    layers = _make_paged(module, str(folder))
+    layers = make_paged(module, str(folder))
     encoder = None
     if any((folder / file).is_file() for file in TOKENIZER_FILES):
         encoder = load_encoder("embedded" if spec == "embedded" else str(folder), chat_template, warn)
@@ -126,7 +126,7 @@ def _no_progress_bar() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _make_paged(module: Any, where: str) -> tuple[Layer, ...]:
+def make_paged(module: Any, where: str) -> tuple[Layer, ...]:
     """Switch the model's attention over and return its layers."""
     module.set_attn_implementation(PROBE)
     layers = probe_layers(module, where)
