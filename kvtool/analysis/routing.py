@@ -6,6 +6,7 @@ prefix is, unless that replica already has more than its share of the load; cost
 compute for this request, on top of those computed there so far, are fewest (as NVIDIA Dynamo's router).
 """
 
+import random
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +85,8 @@ def _choose(workload: Workload, config: RoutingConfig) -> NDArray[np.int64]:
     """The replica of each request where it does not depend on what is resident; else BY_PREFIX or BY_COST."""
     match config.routing:
         case "random":
-            return np.random.default_rng(config.seed).integers(0, config.replicas, workload.requests)
+            chance = random.Random(config.seed)
+            return np.array([chance.randrange(config.replicas) for _ in range(workload.requests)], np.int64)
         case "round-robin":
             return np.arange(workload.requests) % config.replicas
         case "sticky":
@@ -142,6 +144,7 @@ def _replica(bank: Any, replica: Any) -> Any:
         bank.turn[replica],
         bank.sharers[replica],
         bank.stay[replica],
+        bank.birth[replica],
         bank.slot[replica],
         bank.pins[replica],
         bank.kids[replica],

@@ -17,7 +17,7 @@ share of a first block's (a dense model of 7 billion weights, blocks of 512 toke
 
 
 @njit(KEY_SIGNATURE, cache=True)
-def key(now, turn, count, stay, previous, sharers, depth, age, parameters):  # type: ignore[no-untyped-def]
+def key(now, turn, count, stay, birth, previous, sharers, depth, age, parameters):  # type: ignore[no-untyped-def]
     """Logarithm of the score, decay turned into a head start of the later touch."""
     tau, frequency, rebuild = parameters[0], parameters[1], parameters[2]
     sharing, growth = parameters[3], parameters[4]

@@ -37,6 +37,7 @@ class State(NamedTuple):
     turn: NDArray[np.int64]  # [n] ordinal of the request that touched it last
     sharers: NDArray[np.uint64]  # [n] one bit per session, hashed: see sharer_estimate
     stay: NDArray[np.float64]  # [n] uses since it became resident
+    birth: NDArray[np.float64]  # [n] turn of the use that made it resident
     slot: NDArray[np.int32]  # [n] -1 when not resident
     pins: NDArray[np.int32]  # [n] leases that hold it
     kids: NDArray[np.int32]  # [n] resident children
@@ -61,6 +62,7 @@ def new_state(nodes: int, slots: int, parameters: NDArray[np.float64]) -> State:
         turn=np.full(nodes, -1, np.int64),
         sharers=np.zeros(nodes, np.uint64),
         stay=np.zeros(nodes),
+        birth=np.zeros(nodes),
         slot=np.full(nodes, -1, np.int32),
         pins=np.zeros(nodes, np.int32),
         kids=np.zeros(nodes, np.int32),
@@ -206,6 +208,14 @@ def unpin(s: Any, nodes: Any) -> None:
         offer(s, nodes[i])
 
 
+@compiled(types.void(STATE, types.int32, types.float64))
+def _stays(s: Any, node: Any, turn: Any) -> None:
+    if s.slot[node] >= 0:
+        s.stay[node] += 1.0
+    else:
+        s.stay[node], s.birth[node] = 1.0, turn
+
+
 @compiled(types.void(STATE, KEY_TYPE, NODES, types.float64, types.uint64))
 def touch(s: Any, key: Any, nodes: Any, now: Any, session_bit: Any) -> None:
     """Count one use of `nodes` (resident or not) by one request and rank them anew.
@@ -218,7 +228,7 @@ def touch(s: Any, key: Any, nodes: Any, now: Any, session_bit: Any) -> None:
         node = nodes[i]
         previous = s.last[node] if s.touches[node] > 0 else now
         s.touches[node] += 1
-        s.stay[node] = s.stay[node] + 1 if s.slot[node] >= 0 else 1.0
+        _stays(s, node, float(turn))
         s.last[node] = now
         s.turn[node] = turn
         s.sharers[node] |= session_bit
@@ -227,6 +237,7 @@ def touch(s: Any, key: Any, nodes: Any, now: Any, session_bit: Any) -> None:
             float(turn),
             s.touches[node],
             s.stay[node],
+            s.birth[node],
             previous,
             sharer_estimate(s.sharers[node]),
             float(s.depth[node]),
@@ -248,12 +259,13 @@ def rank(s: Any, key: Any, nodes: Any, now: Any, turn: Any, session_bit: Any) ->
     for i in range(nodes.size):
         node = nodes[i]
         withdraw(s, node)
-        s.stay[node] = s.stay[node] + 1 if s.slot[node] >= 0 else 1.0
+        _stays(s, node, turn)
         s.key[node] = key(
             now,
             turn,
             s.touches[node] + 1,
             s.stay[node],
+            s.birth[node],
             s.last[node] if s.touches[node] > 0 else now,
             sharer_estimate(s.sharers[node] | session_bit),
             float(s.depth[node]),

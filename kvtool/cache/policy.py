@@ -16,6 +16,7 @@ KEY_SIGNATURE = types.float64(
     types.float64,  # turn: ordinal of the touching request, unique where times tie
     types.float64,  # count: touches so far, this one included, also those while it was not resident
     types.float64,  # stay: touches since it became resident, this one included
+    types.float64,  # birth: turn of the touch that made it resident
     types.float64,  # previous: seconds of the touch before this one (now on the first)
     types.float64,  # sharers: estimate of distinct sessions that touched it
     types.float64,  # depth: 0 for the first block of a prompt

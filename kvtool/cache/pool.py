@@ -24,7 +24,7 @@ NodeIds = NDArray[np.int32]
 STATISTICS = ("parent", "depth", "touches", "last", "turn", "sharers", "traits")
 """Fields of the state that describe a node in all tiers alike."""
 
-PER_TIER = ("stay", "slot", "pins", "kids", "place", "key")
+PER_TIER = ("stay", "birth", "slot", "pins", "kids", "place", "key")
 EMPTY = {"parent": -1, "turn": -1, "slot": -1, "place": -1}
 
 

@@ -17,7 +17,7 @@ POLICY = Policy("fitted", composite, DEFAULTS)
 
 
 @njit(KEY_SIGNATURE, cache=True)
-def in_use(now, turn, count, stay, previous, sharers, depth, age, parameters):  # type: ignore[no-untyped-def]
+def in_use(now, turn, count, stay, birth, previous, sharers, depth, age, parameters):  # type: ignore[no-untyped-def]
     """Nothing is worth more than a block that a request is using."""
     return math.inf
 

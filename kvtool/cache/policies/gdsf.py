@@ -10,7 +10,7 @@ from kvtool.cache.policy import KEY_SIGNATURE, Policy
 
 
 @njit(KEY_SIGNATURE, cache=True)
-def key(now, turn, count, stay, previous, sharers, depth, age, parameters):  # type: ignore[no-untyped-def]
+def key(now, turn, count, stay, birth, previous, sharers, depth, age, parameters):  # type: ignore[no-untyped-def]
     """Cache age + touches since the block became resident x cost."""
     return age + stay * (1.0 + depth * parameters[0] / parameters[1])
 

@@ -18,19 +18,21 @@ SAMPLE = Path(__file__).parents[3] / "samples/mooncake-conversation.jsonl"
 class PlainCache:
     """Blocks are (space of) prefixes named by node ids; statistics live in dictionaries.
 
-    rank(node) -> key; statistics: turn, count, stay, depth, age. Ties: older turn, then deeper, then id.
+    rank(node) -> key; statistics: turn, count, stay, birth, depth, age.
+    Ties: older turn, then deeper, then id.
     """
 
     def __init__(self, capacity, rank, parent, depth):
         self.capacity, self.rank, self.parent, self.depth = capacity, rank, parent, depth
         self.resident, self.key, self.turn = set(), {}, {}
-        self.count, self.stay, self.age, self.now = {}, {}, 0.0, 0
+        self.count, self.stay, self.birth, self.age, self.now = {}, {}, {}, 0.0, 0
         self.evicted = []
 
     def serve(self, path):
         for node in path:
             self.count[node] = self.count.get(node, 0) + 1
             self.stay[node] = self.stay.get(node, 0) + 1 if node in self.resident else 1
+            self.birth[node] = self.birth[node] if node in self.resident else self.now
             self.turn[node] = self.now
             self.key[node] = self.rank(self, node)
         self.now += 1

@@ -34,7 +34,7 @@ def test_each_factor_by_hand():
     policy = POLICIES.load("cost")
 
     def key(turn=10.0, count=2.0, sharers=1.0, depth=0.0):
-        return policy.key(0.0, turn, count, 1.0, 0.0, sharers, depth, 0.0, policy.parameter_array())
+        return policy.key(0.0, turn, count, 1.0, 0.0, 0.0, sharers, depth, 0.0, policy.parameter_array())
 
     assert key(turn=110.0) - key() == pytest.approx(1.0)
     assert key(count=6.0) - key() == pytest.approx(0.2 * math.log(3))
