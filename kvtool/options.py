@@ -74,6 +74,14 @@ price_option = click.option(
 )
 """What tokens cost: `price`."""
 
+flops_option = click.option(
+    "--flops",
+    type=click.FloatRange(min=1),
+    metavar="RATE",
+    help="FLOP/s that a GPU reaches in prefill (400e12), for --model's GPU seconds.",
+)
+"""How fast a machine computes: `flops`."""
+
 
 def as_dict(ctx: click.Context, param: click.Parameter, value: Sequence[tuple[str, str]]) -> dict[str, str]:
     """Callback of a repeatable Assignment."""
@@ -99,6 +107,34 @@ class Size(click.ParamType):  # type: ignore[type-arg]
             return int(float(number) * UNITS[unit])
         except (ValueError, KeyError, OverflowError):
             self.fail(f"{value!r} is not a size such as 2GiB, 500MB or 1048576", param, ctx)
+
+
+class NamedSizes(click.ParamType):  # type: ignore[type-arg]
+    """`host=1GiB,disk=8GiB`, names out of `names` if given; a size by itself is that of `alone`."""
+
+    name = "name=size"
+
+    def __init__(self, names: Sequence[str] = (), alone: str | None = None) -> None:
+        self.names, self.alone = names, alone
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[tuple[str, int], ...]:
+        """(name, bytes) pairs, each name once."""
+        if isinstance(value, tuple):
+            return value
+        found: dict[str, int] = {}
+        for piece in value.split(","):
+            name, equals, size = piece.strip().rpartition("=")
+            if not equals and self.alone is not None:
+                name = self.alone
+            elif not equals or (self.names and name not in self.names):
+                known = " or ".join(f"{each}=SIZE" for each in self.names) or "NAME=SIZE"
+                self.fail(f"{piece.strip()!r} is not {known}", param, ctx)
+            if name in found:
+                self.fail(f"{piece.strip()!r}: twice", param, ctx)
+            found[name] = Size().convert(size, param, ctx)
+        return tuple(found.items())
 
 
 def together(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:

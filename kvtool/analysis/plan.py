@@ -1,29 +1,43 @@
 """The prewarm plan: which blocks of a log are worth storing under a budget of bytes.
 
-A block's value is what it saves per stored byte: expected hits x tokens to rebuild / bytes. A block
-is of no use without its parent, so the choice grows from the roots (prefix-closed); hits never rise
-on the way down, which makes taking the densest next block first the right order.
+A block's value is what it saves per stored byte: expected hits x FLOPs to compute it given its parent /
+bytes. Attention makes a deep block dearer than a shallow one, and a block is of no use without its
+parent, so the choice is prefix-closed and takes groups, see `plan_choice`. What a node is expected to be
+hit is what the log counted, weighed by the fitted reuse model where there is one, see `expected`.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtool.analysis.expected import chance_of_use
+from kvtool.analysis.flops import TYPICAL, Prefill
+from kvtool.analysis.plan_choice import choose
+from kvtool.analysis.plan_trie import PlanTrie
+from kvtool.analysis.reuse_model import ReuseModel
 from kvtool.analysis.workload import Workload
 from kvtool.errors import KvtoolError
+
+TIERS = ("device", "host", "disk")
+"""Where a planned block is kept, fastest first. All of them stand in the shards, on disk."""
+
+EVERY = ""
+"""In place of a tenant's name: each tenant that has no budget of its own."""
 
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """budget: bytes of shards at most, None for no limit. min_requests: fewer users, not stored."""
+    """budgets: bytes by tier; disk limits the shards, device and host what of them is kept in memory, where
+    blocks are not coded. tenants: bytes of shards by tenant, EVERY for those not named. min_requests:
+    fewer users, not stored."""
 
-    budget: int | None = None
+    budgets: Mapping[str, int] = field(default_factory=dict)
     min_requests: int = 2
+    tenants: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -31,7 +45,9 @@ class Plan:
     """n blocks in storage order: depth first, so that chains stand together, see `_storage_order`.
 
     parent: row in this plan, -1 for a first block. tokens: uint32 [n, block_size]. hits: requests of the
-    log that would use the block. tenant: index into `tenants`. bytes: stored size of each block.
+    log that would use the block; expected: the same of as much traffic to come. tenant: index into
+    `tenants`. bytes: stored size of each block. flops: what computing it costs when its parent is there.
+    tier: index into TIERS.
     """
 
     block_size: int
@@ -41,7 +57,10 @@ class Plan:
     depth: NDArray[np.int32]
     tokens: NDArray[np.uint32]
     hits: NDArray[np.int64]
+    expected: NDArray[np.float64]
     bytes: NDArray[np.int64]
+    flops: NDArray[np.float64]
+    tier: NDArray[np.int8]
     forecast: "Forecast"
 
     def __len__(self) -> int:
@@ -50,13 +69,15 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What the plan would have done for the very log it was made from.
+    """What the plan would have done for the very log it was made from, and what it is expected to do.
 
     hit_rate: prompt tokens served by the stored blocks / prompt tokens, over the whole log.
     hit_rate_cached: the same with an unbounded cache that also keeps what it computes.
     hit_rate_cold: that cache without the stored blocks.
+    hit_rate_expected: the stored blocks' over as much traffic to come; None without a reuse model.
     tokens: distinct tokens of the planned prefixes, each of which is computed once.
     tokens_unshared: what the same prefixes cost when every request computes its own.
+    flops_saved: prefill that the stored blocks are expected to save, over as much traffic as the log.
     split_tokens: copies that are stored because prompts part inside a block.
     too_deep: blocks left out because they lie beyond the model's positions.
     over_budget, under_used: blocks left out by --budget and by --min-requests.
@@ -66,8 +87,10 @@ class Forecast:
     hit_rate: float
     hit_rate_cached: float
     hit_rate_cold: float
+    hit_rate_expected: float | None
     tokens: int
     tokens_unshared: int
+    flops_saved: float
     split_tokens: int
     too_deep: int
     over_budget: int
@@ -75,9 +98,17 @@ class Forecast:
 
 
 def make_plan(
-    workload: Workload, config: PlanConfig, block_bytes: Callable[[int], int], max_positions: int
+    workload: Workload,
+    config: PlanConfig,
+    block_bytes: Callable[[int], int],
+    max_positions: int,
+    *,
+    prefill: Prefill = TYPICAL,
+    reuse: ReuseModel | None = None,
+    memory_bytes: int = 0,
 ) -> Plan:
-    """Choose blocks of `workload`. `block_bytes` is the stored size of a block at a depth.
+    """Choose blocks of `workload`. `block_bytes` is the stored size of a block at a depth, `memory_bytes`
+    its size in the device's and the host's tier.
 
     Spaces that differ only in the model named in the log are one: the blocks are computed by our model
     whatever the log's was. Tenants stay apart. Raises KvtoolError for a log without tokens.
@@ -87,17 +118,22 @@ def make_plan(
             "the log holds block ids, not tokens: there is nothing to compute",
             "prewarm from a log of prompts",
         )
-    trie = _Trie(workload)
+    trie = PlanTrie(workload, None if reuse is None else chance_of_use(workload, reuse))
     deepest = max_positions // workload.block_size
     usable = trie.depth < deepest
     wanted = usable & (trie.hits >= config.min_requests)
-    sizes = np.array([block_bytes(depth) for depth in range(int(trie.depth.max(initial=0)) + 1)], np.int64)
-    chosen = _grow(trie, wanted, sizes[trie.depth] if len(trie.depth) else sizes[:0], config.budget)
+    depths = np.arange(int(trie.depth.max(initial=0)) + 1)
+    sizes = np.array([block_bytes(depth) for depth in depths.tolist()], np.int64)[trie.depth]
+    flops = prefill.block_cost(depths, workload.block_size)[trie.depth]
+    chosen = _choose(trie, config, wanted, trie.expected * flops, sizes)
+    tier = _tiers(trie, config, chosen, trie.expected * flops, memory_bytes)
     order = _storage_order(trie, chosen)
     row = np.full(len(trie.parent) + 1, -1, np.int64)
     row[order] = np.arange(len(order))
     tokens = trie.tokens[order]
     split = _split_tokens(row[trie.parent[order]], trie.tenant[order], tokens)
+    prompt_tokens = int(workload.prompt_tokens.sum())
+    served = float(trie.expected[order].sum()) * workload.block_size
     return Plan(
         block_size=workload.block_size,
         tenants=trie.tenants,
@@ -106,14 +142,19 @@ def make_plan(
         depth=trie.depth[order],
         tokens=tokens,
         hits=trie.hits[order],
-        bytes=sizes[trie.depth[order]] if len(order) else sizes[:0],
+        expected=trie.expected[order],
+        bytes=sizes[order],
+        flops=flops[order],
+        tier=tier[order],
         forecast=Forecast(
-            prompt_tokens=int(workload.prompt_tokens.sum()),
+            prompt_tokens=prompt_tokens,
             hit_rate=trie.hit_rate(chosen),
             hit_rate_cached=trie.hit_rate(chosen, grows=True),
             hit_rate_cold=trie.hit_rate(np.zeros_like(chosen), grows=True),
+            hit_rate_expected=served / prompt_tokens if reuse is not None else None,
             tokens=len(order) * workload.block_size - split,
             tokens_unshared=int(trie.hits[order].sum()) * workload.block_size,
+            flops_saved=float((trie.expected[order] * flops[order]).sum()),
             split_tokens=split,
             too_deep=int((~usable & (trie.hits >= config.min_requests)).sum()),
             over_budget=int((wanted & ~chosen).sum()),
@@ -122,87 +163,47 @@ def make_plan(
     )
 
 
-class _Trie:
-    """The workload's trie with spaces of one tenant merged. Node n's children have greater ids."""
-
-    def __init__(self, workload: Workload) -> None:
-        self.block_size = workload.block_size
-        self.prompt_tokens = workload.prompt_tokens
-        names = [tenant or "" for _, tenant in workload.spaces]
-        self.tenants = sorted(set(names))
-        tenant_of_space = np.array([self.tenants.index(name) for name in names], np.int32)
-        node_tenant = tenant_of_space[workload.node_space] if names else np.zeros(0, np.int32)
-        merged, keep = self._merge(workload, node_tenant)
-        self.parent = np.where(workload.parent[keep] < 0, -1, merged[workload.parent[keep]])
-        self.depth = workload.depth[keep]
-        self.tenant = node_tenant[keep]
-        self.tokens = workload.words[keep]
-        self.nodes = merged[workload.nodes]
-        self.request = np.repeat(np.arange(workload.requests), workload.lengths)
-        place = np.arange(len(self.nodes)) - np.repeat(workload.offsets[:-1], workload.lengths)
-        reusable = np.maximum(workload.prompt_tokens - 1, 0) // self.block_size
-        self.usable = place < reusable[self.request]
-        self.hits = np.bincount(self.nodes[self.usable], minlength=len(keep)).astype(np.int64)
-
-    @staticmethod
-    def _merge(
-        workload: Workload, node_tenant: NDArray[np.int32]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(new id of every node, old id of every new node): equal prefixes of one tenant become one node."""
-        count = workload.distinct_blocks
-        if len({tenant for _, tenant in workload.spaces}) == len(workload.spaces):
-            return np.arange(count), np.arange(count)
-        known: dict[tuple[int, int, bytes], int] = {}
-        merged = np.empty(count, np.int64)
-        keep: list[int] = []
-        for node in range(count):
-            parent = int(workload.parent[node])
-            key = (
-                -1 if parent < 0 else int(merged[parent]),
-                int(node_tenant[node]),
-                workload.words[node].tobytes(),
-            )
-            merged[node] = known.setdefault(key, len(keep))
-            if merged[node] == len(keep):
-                keep.append(node)
-        return merged, np.array(keep, np.int64)
-
-    def hit_rate(self, stored: NDArray[np.bool_], grows: bool = False) -> float:
-        """Tokens served by `stored` blocks / prompt tokens; `grows`: and by what earlier requests left."""
-        total = int(self.prompt_tokens.sum())
-        served = stored[self.nodes]
-        if grows:
-            first = np.full(len(stored), len(self.prompt_tokens), np.int64)
-            np.minimum.at(first, self.nodes, self.request)
-            served = served | (first[self.nodes] < self.request)
-        # Both sets are prefix-closed, so the served blocks of a prompt are its leading ones.
-        return int((served & self.usable).sum()) * self.block_size / total if total else 0.0
-
-
-def _grow(
-    trie: _Trie, wanted: NDArray[np.bool_], sizes: NDArray[np.int64], budget: int | None
+def _choose(
+    trie: PlanTrie,
+    config: PlanConfig,
+    wanted: NDArray[np.bool_],
+    value: NDArray[np.float64],
+    sizes: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """The prefix-closed choice: densest first, then deeper (finish a chain), then by id."""
-    chosen = np.zeros(len(wanted), np.bool_)
-    if budget is None:
+    """What the shards will hold."""
+    if "disk" not in config.budgets and not config.tenants:
         return wanted.copy()  # hits fall along a chain, so what is wanted is prefix-closed
-    children = _children(trie.parent, wanted)
+    strangers = sorted(set(config.tenants) - {EVERY, *trie.tenants})
+    if strangers:
+        known = ", ".join(name for name in trie.tenants[:5] if name) or "none"
+        raise KvtoolError(f"--tenant-budget: the log has no tenant '{strangers[0]}'", f"it has {known}")
+    every = config.tenants.get(EVERY, np.inf)
+    quotas = np.array([config.tenants.get(name, every) for name in trie.tenants], np.float64)
+    budget = config.budgets.get("disk", int(sizes.sum()))
+    return choose(trie.parent, trie.depth, value, sizes, wanted, budget, trie.tenant, quotas)
 
-    def entry(node: int) -> tuple[float, int, int]:
-        return (-int(trie.hits[node]) * trie.block_size / int(sizes[node]), -int(trie.depth[node]), node)
 
-    heap = [entry(node) for node in children[-1]]
-    heapify(heap)
-    left = budget
-    while heap:
-        _, _, node = heappop(heap)
-        if sizes[node] > left:
-            continue
-        left -= int(sizes[node])
-        chosen[node] = True
-        for child in children[node]:
-            heappush(heap, entry(child))
-    return chosen
+def _tiers(
+    trie: PlanTrie,
+    config: PlanConfig,
+    chosen: NDArray[np.bool_],
+    value: NDArray[np.float64],
+    memory_bytes: int,
+) -> NDArray[np.int8]:
+    """The fastest tier that has room for a block; its parent is in the same one or a faster."""
+    tier = np.full(len(chosen), TIERS.index("disk"), np.int8)
+    sizes = np.full(len(chosen), memory_bytes, np.int64)
+    open_ended = np.full(len(trie.tenants), np.inf)
+    above = np.zeros(len(chosen) + 1, np.bool_)
+    for number, name in enumerate(TIERS[:-1]):
+        if name in config.budgets:
+            rest = chosen & ~above[:-1]
+            parent = np.where(above[trie.parent], -1, trie.parent)
+            budget = config.budgets[name]
+            kept = choose(parent, trie.depth, value, sizes, rest, budget, trie.tenant, open_ended)
+            tier[kept] = number
+            above[:-1] |= kept
+    return tier
 
 
 def _children(parent: NDArray[np.int64], kept: NDArray[np.bool_]) -> defaultdict[int, list[int]]:
@@ -213,7 +214,7 @@ def _children(parent: NDArray[np.int64], kept: NDArray[np.bool_]) -> defaultdict
     return children
 
 
-def _storage_order(trie: _Trie, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _storage_order(trie: PlanTrie, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Chosen nodes depth first. Siblings follow the trie of their tokens, the most used branch first.
 
     So a hot chain is one run, and a block finds what it shares with any earlier sibling in the sibling
@@ -230,7 +231,7 @@ def _storage_order(trie: _Trie, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
     return np.array(order, np.int64)
 
 
-def _ranked(trie: _Trie, siblings: list[int]) -> list[int]:
+def _ranked(trie: PlanTrie, siblings: list[int]) -> list[int]:
     """Siblings grouped by tenant, then by each token in turn; groups of more hits first, then lower ids."""
     stack = [(siblings, -1)]
     order: list[int] = []

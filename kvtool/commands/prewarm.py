@@ -10,7 +10,7 @@ import click
 
 from kvtool.engine.storage.codecs import CODECS
 from kvtool.errors import KvtoolError
-from kvtool.options import Size, format_options, output_format
+from kvtool.options import NamedSizes, format_options, output_format
 from kvtool.renderers import RENDERERS
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Config:
-    """All options of prewarm. budget: bytes; block_size: None for 32, or the analysis' own."""
+    """All options of prewarm. budgets: bytes by tier; block_size: None for 32, or the analysis' own."""
 
     logs: tuple[str, ...] = ()
     analysis: Path | None = None
@@ -32,11 +32,15 @@ class Config:
     chat_template: str = "auto"
     block_size: int | None = None
     share_tenants: bool = False
-    budget: int | None = None
+    budgets: tuple[tuple[str, int], ...] = ()
+    tenant_budgets: tuple[tuple[str, int], ...] = ()
     min_requests: int = 2
     codec: str = "raw"
     device: str = "auto"
     dtype: str = "auto"
+    prefill_rate: float | None = None
+    tier_speeds: tuple[tuple[str, int], ...] = ()
+    plan_out: Path | None = None
     dry_run: bool = False
     output_format: str = "terminal"
 
@@ -56,7 +60,23 @@ class Config:
 )
 @click.option("--block-size", type=click.IntRange(1), help="Tokens per block [32, or the analysis' own].")
 @click.option("--share-tenants", is_flag=True, help="Let requests of different tenants share blocks.")
-@click.option("--budget", type=Size(), help="Bytes that the blocks may take, such as 2GiB [no limit].")
+@click.option(
+    "--budget",
+    "budgets",
+    type=NamedSizes(("device", "host", "disk"), alone="disk"),
+    default=Config.budgets,
+    metavar="SIZE|TIER=SIZE,...",
+    help="Bytes that the shards may take, such as 2GiB, or what each tier may hold of them, such as "
+    "host=1GiB,disk=8GiB [no limit].",
+)
+@click.option(
+    "--tenant-budget",
+    "tenant_budgets",
+    type=NamedSizes(alone=""),
+    default=Config.tenant_budgets,
+    metavar="SIZE|TENANT=SIZE,...",
+    help="Bytes of shards that each tenant, or one of them, may take [no limit].",
+)
 @click.option(
     "--min-requests",
     type=click.IntRange(1),
@@ -67,6 +87,27 @@ class Config:
 @click.option("--codec", type=click.Choice(CODECS.names()), default=Config.codec, show_default=True)
 @click.option("--device", default=Config.device, show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--dtype", default=Config.dtype, show_default=True, help="auto, float32, bfloat16 or float16.")
+@click.option(
+    "--prefill-rate",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="TOKENS",
+    help="Prompt tokens a second that the serving machine computes [measured on this one].",
+)
+@click.option(
+    "--tier-speed",
+    "tier_speeds",
+    type=NamedSizes(("host", "disk")),
+    default=Config.tier_speeds,
+    metavar="TIER=BYTES,...",
+    help="Bytes a second that loads reach there, such as host=20GiB,disk=2GiB [measured].",
+)
+@click.option(
+    "-o",
+    "plan_out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.duckdb",
+    help="Also write the plan as table prewarm_plan of a DuckDB file; an analysis keeps its tables.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan and compute nothing.")
 @output_format("terminal", "json")
 def command(**options: Any) -> None:
@@ -87,13 +128,17 @@ def run(config: Config) -> "Report":
     from kvtool.engine.extra import require_engine
 
     require_engine("prewarm")
-    from kvtool.analysis.plan import PlanConfig, make_plan
+    from kvtool.analysis.learned import learn
+    from kvtool.analysis.plan import PlanConfig
+    from kvtool.analysis.plan_table import save_plan
     from kvtool.engine.compute.load import load_model
-    from kvtool.engine.prewarm import PrewarmConfig, prewarm
+    from kvtool.engine.prewarm import PrewarmConfig, plan_hashes, prewarm
     from kvtool.engine.prewarm_report import plan_json, plan_report, run_json, run_report
-    from kvtool.engine.storage.codec import block_bytes
+    from kvtool.engine.speeds import measure_speeds
     from kvtool.engine.storage.codecs import load_codec
     from kvtool.engine.storage.identity import Identity
+    from kvtool.engine.storage.reuse import write_reuse
+    from kvtool.engine.worth import price
     from kvtool.progress import counted
 
     notes: list[str] = []
@@ -103,12 +148,20 @@ def run(config: Config) -> "Report":
     workload = load_workload(config, model, notes)
     identity = Identity.of_model(model, workload.block_size)
     codec = load_codec({"codec": config.codec})
-    plan = make_plan(
-        workload,
-        PlanConfig(config.budget, config.min_requests),
-        lambda depth: block_bytes(codec, identity.shape, depth == 0),
-        model.config.max_positions,
+    speeds = measure_speeds(
+        model,
+        codec,
+        workload.block_size,
+        existing(config.out or Path()),
+        config.prefill_rate,
+        dict(config.tier_speeds),
     )
+    limits = PlanConfig(dict(config.budgets), config.min_requests, dict(config.tenant_budgets))
+    reuse = learn(workload)
+    priced = price(workload, limits, model, codec, speeds, reuse)
+    plan = priced.plan
+    if config.plan_out is not None:
+        save_plan(config.plan_out, plan, plan_hashes(plan, identity))
     data: dict[str, Any] = {
         "schema": "kvtool.prewarm/1",
         "model": {"name": model.name, "digest": model.fingerprint["digest"], "dtype": model.dtype_name},
@@ -117,32 +170,28 @@ def run(config: Config) -> "Report":
         "codec": config.codec,
         "dry_run": config.dry_run,
         "plan": plan_json(plan, identity, model.encoder),
+        "load_or_compute": priced.to_json(),
         "notes": notes,
     }
     if config.dry_run:
-        report = plan_report(data)
+        report = plan_report(data, priced)
     else:
         assert config.out is not None
+        priced.require_gain(config.codec)
         started = perf_counter()
         with counted("tokens", len(plan) * plan.block_size) as done:
             result = prewarm(plan, model, config.out, PrewarmConfig(config.codec), done)
-        data["reuse_model"] = write_model(workload, config.out)
-        report = run_report({**data, **run_json(result, perf_counter() - started)})
+        if reuse is not None:  # else what an earlier run wrote stays
+            write_reuse(config.out, reuse)
+        data["reuse_model"] = None if reuse is None else len(reuse.hazards)
+        report = run_report({**data, **run_json(result, perf_counter() - started)}, priced)
     report.notes[:0] = notes
     return report
 
 
-def write_model(workload: "Workload", out: Path) -> int | None:
-    """Learn how soon blocks are used again, for `serve --policy fitted`: classes, None if the log is too
-    small for that; then what an earlier run wrote stays."""
-    from kvtool.analysis.learned import learn
-    from kvtool.engine.storage.reuse import write_reuse
-
-    model = learn(workload)
-    if model is None:
-        return None
-    write_reuse(out, model)
-    return len(model.hazards)
+def existing(folder: Path) -> Path:
+    """The nearest folder above that exists: on the disk that `folder` will be on."""
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
 
 
 def load_workload(config: Config, model: "Model", notes: list[str]) -> "Workload":

@@ -8,6 +8,7 @@ import numpy as np
 from kvtool.analysis.plan import Plan
 from kvtool.engine.prewarm import PrewarmResult
 from kvtool.engine.storage.identity import Identity
+from kvtool.engine.worth import Priced, shares_json, shares_tables
 from kvtool.report import Column, Report, Table
 from kvtool.tokens import PromptEncoder
 
@@ -57,7 +58,9 @@ def plan_json(plan: Plan, identity: Identity, encoder: PromptEncoder) -> dict[st
             "tokens": round(forecast.hit_rate, 6),
             "with_cache": round(forecast.hit_rate_cached, 6),
             "cache_alone": round(forecast.hit_rate_cold, 6),
+            "expected": None if forecast.hit_rate_expected is None else round(forecast.hit_rate_expected, 6),
         },
+        "flops_saved": forecast.flops_saved,
         "prompt_tokens": forecast.prompt_tokens,
         "split_tokens": forecast.split_tokens,
         "left_out": {
@@ -65,11 +68,13 @@ def plan_json(plan: Plan, identity: Identity, encoder: PromptEncoder) -> dict[st
             "over_budget": forecast.over_budget,
             "too_deep": forecast.too_deep,
         },
+        **shares_json(plan),
         "prefixes": [
             {
                 "start": one.start,
                 "end": one.end,
                 "requests": one.hits,
+                "expected_hits": round(float(plan.expected[one.last]), 3),
                 "saved_tokens": one.hits * (one.end - one.start),
                 "bytes": one.bytes,
                 "preview": _preview(plan, one.last, encoder),
@@ -79,7 +84,7 @@ def plan_json(plan: Plan, identity: Identity, encoder: PromptEncoder) -> dict[st
     }
 
 
-def plan_report(data: dict[str, Any]) -> Report:
+def plan_report(data: dict[str, Any], priced: Priced) -> Report:
     """A dry run."""
     plan = data["plan"]
     table = Table(
@@ -87,6 +92,7 @@ def plan_report(data: dict[str, Any]) -> Report:
         [
             Column("tokens"),
             Column("requests", "count"),
+            Column("expected"),
             Column("saved", "count"),
             Column("size", "bytes"),
             Column("ends with"),
@@ -95,6 +101,7 @@ def plan_report(data: dict[str, Any]) -> Report:
             [
                 f"{row['start']}-{row['end']}",
                 row["requests"],
+                f"{row['expected_hits']:,.1f}",
                 row["saved_tokens"],
                 row["bytes"],
                 row["preview"],
@@ -102,7 +109,8 @@ def plan_report(data: dict[str, Any]) -> Report:
             for row in plan["prefixes"]
         ],
     )
-    return Report(data, headline=_headline(plan), tables=[table], notes=_notes(plan))
+    tables = [table, *shares_tables(plan), *([priced.table()] if priced.ways else [])]
+    return Report(data, headline=_headline(data), tables=tables, notes=_notes(data))
 
 
 def run_json(result: PrewarmResult, seconds: float) -> dict[str, Any]:
@@ -124,7 +132,7 @@ def run_json(result: PrewarmResult, seconds: float) -> dict[str, Any]:
     }
 
 
-def run_report(data: dict[str, Any]) -> Report:
+def run_report(data: dict[str, Any], priced: Priced) -> Report:
     """A finished run."""
     plan = data["plan"]
     if data["up_to_date"]:
@@ -153,22 +161,27 @@ def run_report(data: dict[str, Any]) -> Report:
             ]
         ],
     )
-    headline = [f"{first} ({data['seconds']:.1f} s{rate})", *_headline(plan)[1:]]
-    return Report(data, headline=headline, tables=[table], notes=_notes(plan))
+    headline = [f"{first} ({data['seconds']:.1f} s{rate})", *_headline(data)[1:]]
+    return Report(data, headline=headline, tables=[table, priced.table()], notes=_notes(data))
 
 
-def _headline(plan: dict[str, Any]) -> list[str]:
+def _headline(data: dict[str, Any]) -> list[str]:
+    plan = data["plan"]
     rates = plan["hit_rate"]
+    saved = data["load_or_compute"]["seconds_saved"]
     sharing = plan["tokens"] / plan["tokens_unshared"] if plan["tokens_unshared"] else 1.0
     return [
         f"{plan['blocks']:,} blocks, {plan['tokens']:,} tokens to compute instead of "
         f"{plan['tokens_unshared']:,} without sharing ({sharing:.2f})",
         f"predicted hit rate on the log: {rates['tokens']:.1%} from the shards, "
         f"{rates['with_cache']:.1%} with a cache too, {rates['cache_alone']:.1%} with the cache alone",
+        f"expected over as much traffic again: {saved:,.1f} s of prefill saved"
+        + ("" if rates["expected"] is None else f", hit rate {rates['expected']:.1%} from the shards"),
     ]
 
 
-def _notes(plan: dict[str, Any]) -> list[str]:
+def _notes(data: dict[str, Any]) -> list[str]:
+    plan = data["plan"]
     left = plan["left_out"]
     reasons = [
         (left["over_budget"], "are over --budget"),
@@ -176,6 +189,10 @@ def _notes(plan: dict[str, Any]) -> list[str]:
         (left["under_used"], "have fewer users than --min-requests"),
     ]
     notes = [f"{count:,} blocks left out: they {reason}" for count, reason in reasons if count]
+    notes.extend(
+        f"--budget {tier}: not used, loading from it would be slower than computing"
+        for tier in data["load_or_compute"]["unused"]
+    )
     if plan["split_tokens"]:
         share = plan["split_tokens"] / (plan["tokens"] + plan["split_tokens"])
         notes.append(

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtool.analysis.build import build_workload
+from kvtool.analysis.flops import Prefill
 from kvtool.analysis.hit_rates import hit_rates
-from kvtool.analysis.plan import Plan, PlanConfig, make_plan
+from kvtool.analysis.plan import TIERS, Plan, PlanConfig, make_plan
 from kvtool.analysis.workload import Workload
 from kvtool.errors import KvtoolError
 from kvtool.requests import BlockIds, Request, Source
@@ -54,9 +55,14 @@ def paths(plan: Plan) -> list[tuple[int, ...]]:
 PROMPTS = st.lists(st.lists(st.integers(0, 1), max_size=14), min_size=1, max_size=20)
 
 
+FLAT = Prefill(linear=1.0, attention=0.0)
+"""All blocks cost the same to compute."""
+
+
 @given(PROMPTS, st.integers(1, 3), st.one_of(st.none(), st.integers(0, 100)))
 def test_rows_hits_and_forecast_are_those_of_plain_counting(prompts, min_requests, budget):
-    plan = make_plan(workload_of(prompts), PlanConfig(budget, min_requests), ten_bytes, 1000)
+    config = PlanConfig({} if budget is None else {"disk": budget}, min_requests)
+    plan = make_plan(workload_of(prompts), config, ten_bytes, 1000, prefill=FLAT)
     usable = [
         [tuple(tokens[:end]) for end in range(2, len(tokens), 2)]  # the last token is always computed
         for tokens in prompts
@@ -85,6 +91,8 @@ def test_rows_hits_and_forecast_are_those_of_plain_counting(prompts, min_request
         seen.update(tuple(tokens[:end]) for end in range(2, len(tokens) + 1, 2))
     assert plan.forecast.hit_rate_cached == (pytest.approx(warm / total) if total else 0)
     assert plan.forecast.tokens_unshared == 2 * sum(counts[path] for path in chosen)
+    assert plan.forecast.flops_saved == 2 * sum(counts[path] for path in chosen)
+    assert plan.forecast.hit_rate_expected is None and plan.expected.tolist() == plan.hits.tolist()
 
 
 @given(PROMPTS)
@@ -122,11 +130,58 @@ def test_a_prompt_that_ends_with_a_block_does_not_use_it():
 def test_bytes_count_against_the_budget_and_dearer_blocks_rank_lower():
     prompts = [[1, 1, 2, 2, 0]] * 3 + [[5, 5, 0]] * 2
     sizes = [30, 10]
-    plan = make_plan(workload_of(prompts), PlanConfig(budget=69), sizes.__getitem__, 1000)
+    plan = make_plan(workload_of(prompts), PlanConfig({"disk": 69}), sizes.__getitem__, 1000)
     assert plan.tokens[:, 0].tolist() == [1, 2] and plan.bytes.tolist() == [30, 10]
     assert plan.forecast.over_budget == 1
-    plan = make_plan(workload_of(prompts), PlanConfig(budget=70), sizes.__getitem__, 1000)
+    plan = make_plan(workload_of(prompts), PlanConfig({"disk": 70}), sizes.__getitem__, 1000)
     assert plan.tokens[:, 0].tolist() == [1, 2, 5]
+
+
+def test_a_dear_block_below_cheap_ones_is_worth_its_chain():
+    """Attention makes depth dear: a long chain used twice beats two first blocks used thrice."""
+    chain = [1] * 10
+    prompts = [[*chain, 0]] * 2 + [[5, 5, 0]] * 3 + [[6, 6, 0]] * 3
+    flat = make_plan(workload_of(prompts), PlanConfig({"disk": 50}), ten_bytes, 1000, prefill=FLAT)
+    assert sorted(flat.tokens[:, 0].tolist()) == [1, 1, 1, 5, 6]
+    steep = Prefill(linear=0.0, attention=1.0)  # blocks cost 1, 5, 9, 13, 17
+    plan = make_plan(workload_of(prompts), PlanConfig({"disk": 50}), ten_bytes, 1000, prefill=steep)
+    assert plan.tokens[:, 0].tolist() == [1] * 5
+    assert plan.flops.tolist() == [1, 5, 9, 13, 17]
+    assert plan.forecast.flops_saved == 2 * 45
+
+
+def test_a_window_keeps_depth_from_growing_dear():
+    windowed = Prefill(linear=1.0, attention=0.0, windows=((1.0, 3),))
+    plan = make_plan(workload_of([[1] * 9] * 2), PlanConfig(), ten_bytes, 1000, prefill=windowed)
+    visible = [[0, 1], [2, 3], [3, 3], [3, 3]]  # earlier tokens that each token attends to
+    assert plan.flops.tolist() == [2 + sum(block) for block in visible]
+
+
+def test_tenants_have_budgets_of_their_own():
+    prompts = [[1, 1, 2, 2, 3, 3, 0]] * 2 + [[1, 1, 2, 2, 3, 3, 0]] * 3
+    tenants = ["x", "x", "y", "y", "y"]
+
+    def blocks(**tenant_budgets: int) -> dict[str, int]:
+        config = PlanConfig(
+            {"disk": 40}, tenants={name.strip("_"): size for name, size in tenant_budgets.items()}
+        )
+        plan = make_plan(workload_of(prompts, tenants=tenants), config, ten_bytes, 1000, prefill=FLAT)
+        names = [plan.tenants[at] for at in plan.tenant]
+        return {name: names.count(name) for name in set(names)}
+
+    assert blocks() == {"x": 1, "y": 3}
+    assert blocks(_=20) == {"x": 2, "y": 2}
+    assert blocks(_=20, y=10) == {"x": 2, "y": 1}
+    with pytest.raises(KvtoolError, match="no tenant 'z'"):
+        blocks(z=10)
+
+
+def test_the_fastest_tier_takes_the_densest_and_parents_are_no_slower():
+    prompts = [[1, 1, 2, 2, 3, 3, 0]] * 2 + [[1, 1, 7, 7, 0]] * 3
+    config = PlanConfig({"device": 16, "host": 10, "disk": 99})
+    plan = make_plan(workload_of(prompts), config, ten_bytes, 1000, prefill=FLAT, memory_bytes=8)
+    tiers = dict(zip(plan.tokens[:, 0].tolist(), [TIERS[at] for at in plan.tier], strict=True))
+    assert tiers == {1: "device", 7: "device", 2: "host", 3: "disk"}
 
 
 def test_models_named_in_the_log_share_and_tenants_do_not():

@@ -1,0 +1,147 @@
+"""A plan with its prices on a machine: a tier pays only where loading is faster than computing."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvtool.analysis.load_or_compute import Speeds, Way, seconds_saved, ways
+from kvtool.analysis.plan import TIERS, Plan, PlanConfig, make_plan
+from kvtool.analysis.reuse_model import ReuseModel
+from kvtool.analysis.workload import Workload
+from kvtool.engine.compute.arena import block_bytes as memory_of
+from kvtool.engine.compute.cost import prefill_of
+from kvtool.engine.compute.model import Model
+from kvtool.engine.storage.codec import BlockCodec, block_bytes
+from kvtool.engine.storage.identity import Identity
+from kvtool.errors import KvtoolError
+from kvtool.report import Column, Table
+
+
+@dataclass(frozen=True)
+class Priced:
+    """ways: None for an empty plan. seconds_saved: of prefill, over as much traffic as the log.
+    unused: memory tiers whose budget was not used, since loading from them would be slower."""
+
+    plan: Plan
+    speeds: Speeds
+    ways: list[Way]
+    seconds_saved: float
+    unused: tuple[str, ...]
+
+    def require_gain(self, codec: str) -> None:
+        """KvtoolError where shards would make serving slower."""
+        for way in self.ways:
+            if way.tier == "disk" and not way.pays:
+                raise KvtoolError(
+                    f"--codec {codec}: a token takes {way.load * 1e6:.0f} µs to load from disk and "
+                    f"{way.compute * 1e6:.0f} µs to compute: these shards would slow a server down",
+                    "another codec or disk, or --prefill-rate and --tier-speed of the machine that serves",
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """`load_or_compute` of kvtool.prewarm/1."""
+        return {
+            "tiers": [
+                {
+                    "tier": way.tier,
+                    "bytes_per_token": way.bytes_per_token,
+                    "bytes_per_second": way.bytes_per_second,
+                    "load_seconds_per_token": way.load,
+                    "compute_seconds_per_token": way.compute,
+                    "pays": way.pays,
+                }
+                for way in self.ways
+            ],
+            "decode_seconds_per_token": self.speeds.decode / self.plan.block_size,
+            "seconds_saved": self.seconds_saved,
+            "unused": list(self.unused),
+        }
+
+    def table(self) -> Table:
+        """The arithmetic, for people."""
+        return Table(
+            "Load or compute, per token",
+            [
+                Column("from"),
+                Column("bytes", "count"),
+                Column("a second", "bytes"),
+                Column("load µs"),
+                Column("compute µs"),
+                Column("faster by"),
+            ],
+            [
+                [
+                    way.tier,
+                    round(way.bytes_per_token),
+                    round(way.bytes_per_second),
+                    f"{way.load * 1e6:,.1f}",
+                    f"{way.compute * 1e6:,.1f}",
+                    f"{way.compute / way.load:,.1f}x" if way.pays else "slower: not used",
+                ]
+                for way in self.ways
+            ],
+        )
+
+
+def price(
+    workload: Workload,
+    config: PlanConfig,
+    model: Model,
+    codec: BlockCodec,
+    speeds: Speeds,
+    reuse: ReuseModel | None = None,
+) -> Priced:
+    """Plan for `model` and `codec`, and weigh loading against computing with `speeds`."""
+    shape = Identity.of_model(model, workload.block_size).shape
+    memory = memory_of(model, workload.block_size)
+
+    def plan_with(limits: PlanConfig) -> Plan:
+        return make_plan(
+            workload,
+            limits,
+            lambda depth: block_bytes(codec, shape, depth == 0),
+            model.config.max_positions,
+            prefill=prefill_of(model),
+            reuse=reuse,
+            memory_bytes=memory,
+        )
+
+    plan = plan_with(config)
+    if not len(plan):
+        return Priced(plan, speeds, [], 0.0, ())
+    found = ways(plan, speeds, memory)
+    slow = {way.tier for way in found if not way.pays}
+    unused = tuple(name for name in TIERS[:-1] if name in slow and name in config.budgets)
+    if unused:
+        kept = {name: size for name, size in config.budgets.items() if name not in unused}
+        plan = plan_with(replace(config, budgets=kept))
+    return Priced(plan, speeds, found, seconds_saved(plan, speeds, found), unused)
+
+
+def shares_json(plan: Plan) -> dict[str, Any]:
+    """Fields `tiers` and `tenants` of `plan` in kvtool.prewarm/1: who and what gets which part."""
+    total = plan.forecast.prompt_tokens
+    tiers = []
+    for number, name in enumerate(TIERS):
+        here = plan.tier == number
+        served = int(plan.hits[here].sum()) * plan.block_size
+        tiers.append({"tier": name, "blocks": int(here.sum()), "hit_rate": round(served / max(total, 1), 6)})
+    tenants = []
+    for number, name in enumerate(plan.tenants):
+        own = plan.tenant == number
+        tenants.append({"tenant": name, "blocks": int(own.sum()), "bytes": int(plan.bytes[own].sum())})
+    return {"tiers": tiers, "tenants": tenants}
+
+
+def shares_tables(plan: dict[str, Any]) -> list[Table]:
+    """The same for people, where there is more than one."""
+    tables = []
+    if len([row for row in plan["tiers"] if row["blocks"]]) > 1:
+        rows = [[row["tier"], row["blocks"], f"{row['hit_rate']:.1%}"] for row in plan["tiers"]]
+        tables.append(
+            Table("Where it is kept", [Column("tier"), Column("blocks", "count"), Column("serves")], rows)
+        )
+    if len(plan["tenants"]) > 1:
+        rows = [[row["tenant"], row["blocks"], row["bytes"]] for row in plan["tenants"]]
+        columns = [Column("tenant"), Column("blocks", "count"), Column("size", "bytes")]
+        tables.append(Table("By tenant", columns, rows))
+    return tables
