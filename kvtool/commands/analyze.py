@@ -9,6 +9,7 @@ import click
 
 from kvtool.options import (
     Rate,
+    flops_option,
     format_options,
     given_options,
     output_format,
@@ -47,6 +48,7 @@ class Config:
     min_hit_rate: float | None = None
     fail_on: str | None = None
     price: tuple[float, float] | None = None
+    flops: float | None = None
     report: Path | None = None
     model: str | None = None
     show_values: bool = False
@@ -75,7 +77,8 @@ class Config:
     help="Write the analysis as FILE.duckdb.",
 )
 @report_option
-@click.option("--model", help="Model folder or embedded: its memory sizes mark the report's capacities.")
+@click.option("--model", help="Model folder or embedded: the report's memory sizes, GPU seconds.")
+@flops_option
 @click.option("--show-values", is_flag=True, help="Print values in the report as they are, not masked.")
 @output_format("terminal", "json", "markdown")
 @click.option("--min-hit-rate", type=Rate(), help="Exit 1 below this token hit rate (0.4 or 40%).")
@@ -98,7 +101,8 @@ def run(config: Config) -> tuple["Report", bool]:
     from kvtool.analysis.memory import read_shape
     from kvtool.analysis.store import save_analysis
     from kvtool.files import refuse_inputs
-    from kvtool.lint.price import in_money
+    from kvtool.lint.check import charged
+    from kvtool.lint.price import SUSTAINED, Rates
     from kvtool.lint.run import stops
     from kvtool.lint.settings import check_fail_on
     from kvtool.logs.reader import open_log
@@ -121,7 +125,8 @@ def run(config: Config) -> tuple["Report", bool]:
         )
     analysis.notes[:0] = notes
     priced, normalized = lint(analysis, config.share_tenants)
-    findings = in_money([one.finding for one in priced], config.price)
+    rates = Rates(config.price, shape.prefill() if shape else None, config.flops or SUSTAINED)
+    findings = charged(priced, rates)
     document = describe(log, analysis, findings, normalized)
     if config.output is not None:
         save_analysis(config.output, analysis.runs, analysis.rates, analysis.counts, findings, document)

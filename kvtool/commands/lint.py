@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvtool.options import Rate, price_option
+from kvtool.options import Rate, flops_option, price_option
 
 if TYPE_CHECKING:
     from kvtool.lint.run import LintConfig
@@ -35,6 +35,8 @@ class Config:
     write_baseline: Path | None = None
     show_values: bool | None = None
     price: tuple[float, float] | None = None
+    model: str | None = None
+    flops: float | None = None
     exit_zero: bool = False
     output_format: str = "text"
     output_file: Path | None = None
@@ -70,6 +72,10 @@ class Config:
     "--write-baseline", type=click.Path(dir_okay=False, path_type=Path), help="Accept all findings of now."
 )
 @price_option
+@click.option(
+    "--model", help="Model folder or embedded: what each finding costs in GPU seconds, by its config.json."
+)
+@flops_option
 @click.option("--show-values/--hide-values", default=None, help="Print values as they are, not masked.")
 @click.option("--exit-zero", is_flag=True, help="Exit 0 whatever is found.")
 @click.option("--output-format", type=click.Choice(FORMATS), default=Config.output_format, show_default=True)

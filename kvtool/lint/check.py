@@ -15,7 +15,7 @@ from kvtool.analysis.hit_rates import HitRates
 from kvtool.blocks import fingerprint
 from kvtool.lint.corpus import Corpus, arrival_order, readable
 from kvtool.lint.naming import candidates
-from kvtool.lint.price import Pricer, lost_tokens, replayed
+from kvtool.lint.price import Pricer, Rates, lost_tokens, replayed
 from kvtool.lint.rule import Candidate
 from kvtool.prompts.edits import Edit
 from kvtool.prompts.normalizer import Normalizer
@@ -126,6 +126,18 @@ def _finding(candidate: Candidate, lost: int, rates: HitRates, pricer: Pricer) -
         hit_rate_if_fixed=rates.tokens,
         fix=candidate.fix,
     )
+
+
+def charged(priced: Iterable[Priced], rates: Rates) -> list[Finding]:
+    """The findings with their price in dollars and seconds, where `rates` know them."""
+    return [
+        replace(
+            one.finding,
+            lost_usd=rates.dollars(one.finding.lost_tokens),
+            lost_gpu_seconds=rates.seconds(one.before, one.after),
+        )
+        for one in priced
+    ]
 
 
 def edits_of(priced: Iterable[Priced], unsafe: bool = False) -> list[Edit]:

@@ -4,7 +4,7 @@ A replay is made from another one: only the prompts on which they differ are ren
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,11 @@ from kvtool.analysis.hit_rates import HitRates, replay_ids
 from kvtool.blocks import TokenIds
 from kvtool.lint.corpus import Corpus
 from kvtool.lint.repair import Repair
-from kvtool.report import Finding
 from kvtool.requests import Request
 from kvtool.tokens import PromptEncoder
+
+SUSTAINED = 400e12
+"""FLOP/s: about 40 % of what an H100 can do at most in dense 16-bit arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,18 +133,25 @@ def spaces(
     return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
-def in_money(findings: Iterable[Finding], price: tuple[float, float] | None) -> list[Finding]:
-    """`findings` with what they cost. price: USD per million prompt tokens, (uncached, cached)."""
-    if price is None:
-        return list(findings)
-    difference = (price[0] - price[1]) / 1e6
-    return [replace(one, lost_usd=round(one.lost_tokens * difference, 6)) for one in findings]
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What tokens cost. usd: per million prompt tokens, (uncached, cached). flops: FLOP/s of the machine."""
 
+    usd: tuple[float, float] | None = None
+    prefill: Prefill | None = None
+    flops: float = SUSTAINED
 
-def prefill_flops(before: NDArray[np.int64], after: NDArray[np.int64], prefill: Prefill) -> float:
-    """FLOPs of the tokens that are computed where `before` of a prompt are reusable, and not where `after`
-    are (both int64 [r]): each costs what it does at its depth."""
-    return max(float((prefill.cost(after) - prefill.cost(before)).sum()), 0.0)
+    def dollars(self, lost: int) -> float | None:
+        """What `lost` tokens cost more than cached ones; None where no price is known."""
+        return None if self.usd is None else round(lost * (self.usd[0] - self.usd[1]) / 1e6, 6)
+
+    def seconds(self, before: NDArray[np.int64], after: NDArray[np.int64]) -> float | None:
+        """Prefill time of the tokens that are computed where `before` of each prompt are reusable, and not
+        where `after` are (int64 [r]), each at its depth; None where no model is known."""
+        if self.prefill is None:
+            return None
+        saved = self.prefill.cost(after) - self.prefill.cost(before)
+        return round(max(float(saved.sum()), 0.0) / self.flops, 6)
 
 
 def replayed(

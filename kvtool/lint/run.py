@@ -6,12 +6,13 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from kvtool.analysis.memory import read_shape
 from kvtool.errors import KvtoolError
 from kvtool.lint.baseline import Baseline
-from kvtool.lint.check import find
+from kvtool.lint.check import charged, examine
 from kvtool.lint.corpus import arrival_order, readable
 from kvtool.lint.ignores import without_ignored
-from kvtool.lint.price import in_money, replayed
+from kvtool.lint.price import SUSTAINED, Rates, replayed
 from kvtool.lint.redact import redacted
 from kvtool.lint.rules import RULES
 from kvtool.lint.settings import SEVERITIES, selected
@@ -29,7 +30,8 @@ SKIPPED_FOLDERS = {"node_modules", "__pycache__", "venv", "site-packages", "buil
 class LintConfig:
     """What a run looks for and when it fails. min_hit_rate: 0..1; max_regression: percentage points.
 
-    price: USD per million prompt tokens, (uncached, cached).
+    price: USD per million prompt tokens, (uncached, cached). model: a folder with a config.json, or
+    embedded; flops: FLOP/s that a GPU reaches with it in prefill.
     """
 
     select: tuple[str, ...] = ()
@@ -43,6 +45,8 @@ class LintConfig:
     max_regression: float | None = None
     show_values: bool = False
     price: tuple[float, float] | None = None
+    model: str | None = None
+    flops: float = SUSTAINED
 
 
 @dataclass
@@ -81,7 +85,7 @@ def lint(
                 log.skip(error.message, request.source)
             if not requests:
                 raise refused[0][1]
-            found += in_money(find(requests, encoder, config.block_size), config.price)
+            found += charged(examine(requests, encoder, config.block_size), _rates(config))
             rate = replayed(requests, arrival_order(requests), encoder, config.block_size).tokens
         notes += log.notes
         notes += [f"{skip.rows} rows skipped: {skip.reason}, first at {skip.first}" for skip in log.skipped]
@@ -95,6 +99,11 @@ def lint(
     result = LintResult(new, known, rate, list(logs), [str(path) for path in templates], notes)
     result.failures = _failures(result, config, baseline)
     return result
+
+
+def _rates(config: LintConfig) -> Rates:
+    shape = read_shape(config.model) if config.model else None
+    return Rates(config.price, shape.prefill() if shape else None, config.flops)
 
 
 def _unjudged(requests: Sequence[Request]) -> list[str]:

@@ -2,7 +2,7 @@
 
 An agent is known by its instructions. Two instruction texts belong together when most of the shorter
 one's lines stand in the other; where the lines themselves vary, their words decide. A text is compared
-with one representative of each agent that shares a line or an opening with it.
+with one representative of each agent that shares a sentence, its opening or its end with it.
 """
 
 import re
@@ -16,7 +16,9 @@ from kvtool.prompts.values import EAST_ASIAN
 SAME_AGENT = 0.5
 """Part of the shorter text's characters that must stand in the other."""
 OPENING = 16
-"""Characters; texts that open alike are compared even when they share no whole line."""
+"""Characters; texts that open or end alike, digits apart, are compared even if they share no sentence."""
+_SENTENCE = re.compile(r"\s*\n\s*|(?<=[.!?])\s+|(?<=[。！？])")
+_DIGIT = re.compile(r"\d")
 _WORD = re.compile(rf"[{EAST_ASIAN}]|[^\W{EAST_ASIAN}]+|[^\w\s]")
 
 
@@ -45,7 +47,9 @@ class Agents:
     def _find(self, kind: str, text: str) -> int:
         lines = Counter(line.strip() for line in text.split("\n") if line.strip())
         size = sum(len(line) * count for line, count in lines.items())
-        keys = [(kind, line) for line in lines] + [(kind, text.lstrip()[:OPENING])]
+        bare = text.strip()
+        edges = (_DIGIT.sub("0", bare[:OPENING]), _DIGIT.sub("0", bare[-OPENING:]))
+        keys = [(kind, part) for part in (*dict.fromkeys(_SENTENCE.split(bare)), *edges)]
         rivals: dict[int, _Agent] = {}
         for key in keys:
             for agent in self._by_line.get(key, ()):

@@ -47,9 +47,13 @@ def _finding(console: Console, finding: Finding) -> None:
 
 
 def cost(finding: Finding) -> str:
-    """Lost tokens, and dollars where they have a price."""
-    tokens = f"{finding.lost_tokens:,} lost tokens"
-    return tokens if finding.lost_usd is None else f"{tokens}, ${finding.lost_usd:,.4g}"
+    """Lost tokens, and dollars and seconds where they have a price."""
+    said = [f"{finding.lost_tokens:,} lost tokens"]
+    if finding.lost_usd is not None:
+        said.append(f"${finding.lost_usd:,.4g}")
+    if finding.lost_gpu_seconds is not None:
+        said.append(f"{finding.lost_gpu_seconds:,.4g} GPU s")
+    return ", ".join(said)
 
 
 def show(value: str | int | float | None, column: Column) -> str:

@@ -154,6 +154,37 @@ def test_a_price_makes_lost_tokens_dollars() -> None:
     assert "lost_usd" not in json.dumps(document(log)["findings"])
 
 
+def test_gpu_seconds_are_the_prefill_flops_of_the_lost_tokens(folder: Path) -> None:
+    shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    (folder / "model").mkdir()
+    (folder / "model/config.json").write_text(json.dumps({**shape, "vocab_size": 256, "hidden_act": "silu"}))
+    head = [f"Clock {second:02}:{second:02}. {RULES}" for second in range(12)]
+    rows = [
+        {"messages": [{"role": "system", "content": text}, {"role": "user", "content": "Hi"}]}
+        for text in head
+    ]
+    (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["log.jsonl", "--tokenizer", "bytes", "--model", "model", "--flops", "1e6"]
+    found = document(*arguments)["findings"]
+    assert [one["code"] for one in found] == ["KV101"]
+    # 2 FLOPs a weight; 4 a layer, query width and token before it; each of 11 prompts loses its first tokens
+    linear, attention = 2.0 * (2 * (4 * 64 * 64 + 3 * 64 * 128) + 64 * 256), 4.0 * 2 * 64
+    each = found[0]["lost_tokens"] / 11
+    cost = 11 * (linear * each + attention * each * (each - 1) / 2) / 1e6
+    assert found[0]["lost_gpu_seconds"] == pytest.approx(cost, rel=0.02)
+    assert "lost_gpu_seconds" not in json.dumps(document(LOG)["findings"])
+
+
+def test_gains_in_the_order_of_the_list_add_up_to_the_repaired_log() -> None:
+    log = str(SAMPLES / "airline-chat.jsonl")
+    report = document(log)
+    gains = [one["marginal_gain"] for one in report["findings"]]
+    alone = [one["hit_rate_if_fixed"] - report["hit_rate"]["tokens"] for one in report["findings"]]
+    assert gains[0] == pytest.approx(alone[0], abs=1e-6)
+    assert gains[1] > alone[1]  # tools in one order are worth more once the clock is gone
+    assert report["hit_rate"]["tokens"] + sum(gains) == pytest.approx(0.958, abs=0.01)
+
+
 @pytest.mark.parametrize("price", ["3", "0.3,3", "3,-1", "x,y", "inf,0"])
 def test_a_wrong_price_is_a_usage_error(price: str) -> None:
     result = lint("nothing.jsonl", "--price", price)

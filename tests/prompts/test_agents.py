@@ -24,3 +24,9 @@ def test_other_instructions_are_another_agent() -> None:
     assert agents.number("system", "You translate menus from Italian into plain English, word by word.") == 2
     assert agents.number("user", BASE) == 3
     assert agents.number("system", BASE + "\nBe brief.") == 0
+
+
+def test_one_long_line_that_opens_with_a_clock_is_one_agent() -> None:
+    agents = Agents()
+    line = "{} You are a hotel, answer briefly, be kind. Never invent a price or a rule, whatever is asked."
+    assert {agents.number("system", line.format(f"{n}:{n}")) for n in range(10, 20)} == {0}

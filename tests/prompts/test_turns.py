@@ -109,3 +109,13 @@ def test_line_ends_that_come_and_go_do_not_hide_the_latest_request() -> None:
     requests = [prompt(odd), prompt(plain, A[0], U[1]), prompt(odd, A[0] + " ", U[1] + " ", A[2], U[3])]
     steps = Turns(requests).steps([0, 1, 2], [0, 0, 0], [0, 0, 0])
     assert [(step.previous, step.current) for step in steps] == [(0, 1), (1, 2)]
+
+
+def test_a_window_over_messages_that_repeat_is_a_shift() -> None:
+    before, after = prompt(U[0], A[0], "ok", A[1], "ok", A[0]), prompt("ok", A[1], "ok", A[0], U[1])
+    assert changes(before, after) == [("removed", (0, 1), (0,))]
+
+
+def test_a_window_keeps_a_pinned_first_message() -> None:
+    before, after = prompt(U[0], A[0], U[1], A[1], U[2]), prompt(U[0], A[1], U[2], A[2], U[3])
+    assert changes(before, after) == [("removed", (1, 2), (1,))]

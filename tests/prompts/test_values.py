@@ -20,6 +20,14 @@ from kvtool.prompts.values import is_clock, is_date, is_identifier, is_number, m
         "10:15 UTC on Tuesday",
         "1772000000",
         "2025年3月4日 10:15",
+        "2026年3月14日 19時12分36秒",
+        "2026年3月14日星期六 下午3点05分",
+        "2026년 3월 14일 (토) 오후 3시 5분",
+        "Samstag, der 14. März 2026, 09:26 Uhr",
+        "sábado 14 de marzo de 2026, 9:26 a. m.",
+        "samedi 14 mars 2026 à 09h26",
+        "суббота, 14 марта 2026 г., 09:26",
+        "lördag den 14 mars 2026 kl. 09:26",
     ],
 )
 def test_clocks_are_found_whole(text: str) -> None:
@@ -30,7 +38,21 @@ def test_clocks_are_found_whole(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["2025-03-01", "Tuesday, 4 March 2025", "March 3rd, 2025", "3/4/25", "Friday"]
+    "text",
+    [
+        "2025-03-01",
+        "Tuesday, 4 March 2025",
+        "March 3rd, 2025",
+        "3/4/25",
+        "Friday",
+        "9 de agosto de 2026",
+        "14.03.2026",
+        "20260314",
+        "2026-W32",
+        "令和8年3月14日",
+        "2026年8月3日（月）",
+        "Donnerstag",
+    ],
 )
 def test_dates_are_not_clocks(text: str) -> None:
     assert is_date(text)
@@ -71,3 +93,14 @@ def test_a_bracket_around_a_moment_is_not_part_of_it() -> None:
     texts = ["[clock: 2025-03-01 09:15]", "(now 09:15 UTC)", "2025-03-01 (09:15)"]
     found = [[text[a:b] for a, b in moments(text)] for text in texts]
     assert found == [["2025-03-01 09:15"], ["09:15 UTC"], ["2025-03-01 (09:15)"]]
+
+
+@pytest.mark.parametrize("value", ["198,127", "0.0148", "$1.25", "3/10", "12%", "残り15974"])
+def test_amounts_are_no_identifiers(value: str) -> None:
+    assert not is_identifier(value)
+
+
+def test_a_snowflake_is_an_identifier_and_no_clock() -> None:
+    assert is_identifier("1186939962107496397")
+    assert not is_clock("1186939962107496397")
+    assert not is_number("1186939962107496397")
