@@ -5,11 +5,12 @@ forgets ghosts, blocks that are in no tier and that nobody refers to, the longes
 """
 
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtool.blocks import BlockHash, TokenIds, child_hash
+from kvtool.blocks import BlockHash, TokenIds, child_hash, namespace
 from kvtool.cache.tiers import TieredPool
 
 FindRow = Callable[[BlockHash, TokenIds], int]
@@ -21,12 +22,30 @@ def no_shards(block: BlockHash, tokens: TokenIds) -> int:
     return -1
 
 
+class Public(Protocol):
+    """Blocks that every tenant may share, as chains below a root of their own."""
+
+    @property
+    def root(self) -> BlockHash:
+        """Where public chains begin."""
+        ...
+
+    def has(self, block: BlockHash, tokens: TokenIds) -> bool:
+        """Whether the block is public; compares the tokens."""
+        ...
+
+
 class BlockIndex:
-    """Identities of the blocks of one model; `limit` bounds those that `trim` leaves."""
+    """Identities of the blocks of one model; `limit` bounds those that `trim` leaves.
+
+    A block of another root than its parent's, a tenant's own one below a public one, is named by both, so
+    that tenants share what is public, and physically, and nothing below it.
+    """
 
     def __init__(self, pool: TieredPool, block_size: int, limit: int, shard_row: FindRow = no_shards) -> None:
         self.block_size = block_size
         self.limit = limit
+        self.public: Public | None = None
         self.collisions = 0
         self._pool = pool
         self._shard_row = shard_row
@@ -39,15 +58,20 @@ class BlockIndex:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def chain(self, tokens: TokenIds, root: BlockHash) -> list[int]:
+    def chain(self, tokens: TokenIds, root: BlockHash, public: int = 0) -> list[int]:
         """Nodes of the full blocks of `tokens` [n], front to back, made where they are new.
+
+        Of the first `public` blocks the leading ones that are public belong to all, the rest to `root`.
 
         Shorter than n // block_size where a block's hash belongs to other tokens: from there on the
         prompt has no identity and is computed without being shared.
         """
         nodes: list[int] = []
         for start in range(0, len(tokens) // self.block_size * self.block_size, self.block_size):
-            node = self.child(nodes[-1] if nodes else -1, tokens[start : start + self.block_size], root)
+            parent, block = nodes[-1] if nodes else -1, tokens[start : start + self.block_size]
+            shared = self._public_root(parent, block) if len(nodes) < public else None
+            public = public if shared is not None else 0
+            node = self.child(parent, block, root if shared is None else shared)
             if node is None:
                 break
             nodes.append(node)
@@ -55,7 +79,7 @@ class BlockIndex:
 
     def child(self, parent: int, tokens: TokenIds, root: BlockHash) -> int | None:
         """The node of one full block below `parent` (-1: first block under `root`); None on a collision."""
-        block = child_hash(self.hash_of(parent) if parent >= 0 else root, tokens)
+        block = child_hash(self._above(parent, root), tokens)
         node = self._nodes.get(block)
         if node is None:
             return self._add(block, parent, tokens, root)
@@ -64,6 +88,20 @@ class BlockIndex:
             return node
         self.collisions += 1
         return None
+
+    def _above(self, parent: int, root: BlockHash) -> BlockHash:
+        """What a block's hash chains."""
+        if parent < 0:
+            return root
+        own = self._roots[parent] == root
+        return self.hash_of(parent) if own else namespace(root.hex(), self.hash_of(parent).hex())
+
+    def _public_root(self, parent: int, tokens: TokenIds) -> BlockHash | None:
+        """The public root if a block below `parent`, public itself, is public."""
+        if self.public is None:
+            return None
+        root = self.public.root
+        return root if self.public.has(child_hash(self._above(parent, root), tokens), tokens) else None
 
     def find(self, block: BlockHash) -> int | None:
         """The node of a hash that is known."""

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtool.blocks import BlockHash, hash_blocks, namespace
+from kvtool.blocks import BlockHash, TokenIds, hash_blocks, namespace
 from kvtool.cache import index as index_module
 from kvtool.cache.index import BlockIndex
 from kvtool.cache.policies import POLICIES
@@ -100,3 +100,50 @@ def test_new_blocks_are_looked_up_in_the_shards() -> None:
     assert pool.locate(nodes) == [Tier.SHARDS, Tier.SHARDS]
     lease = pool.acquire(nodes, 3, 0.0)
     assert lease is not None and [move.source_slot for move in lease.loads] == [0, 1]
+
+
+class Announced:
+    """Public blocks: the chains of some prompts."""
+
+    root = namespace("public")
+
+    def __init__(self, prompts: list[TokenIds]) -> None:
+        self.blocks = {
+            block: prompt[4 * place : 4 * place + 4]
+            for prompt in prompts
+            for place, block in enumerate(hash_blocks(prompt, 4, self.root))
+        }
+
+    def has(self, block: BlockHash, tokens: TokenIds) -> bool:
+        return block in self.blocks and np.array_equal(self.blocks[block], tokens)
+
+
+KINDS = st.lists(st.integers(0, 1), max_size=5)
+"""A prompt by its blocks: four equal tokens each."""
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    announced=st.lists(KINDS, max_size=3),
+    prompts=st.lists(st.tuples(st.sampled_from("abp"), KINDS, st.integers(0, 6)), max_size=8),
+)
+def test_tenants_share_leading_public_blocks_of_their_heads_and_nothing_else(
+    announced: list[list[int]], prompts: list[tuple[str, list[int], int]]
+) -> None:
+    """A block is its tokens, all before them, and the owner of each: everybody or one tenant."""
+    _, index = fresh(limit=10_000, device=8)
+    index.public = Announced([np.repeat(np.array(kinds, np.uint32), 4) for kinds in announced])
+    shared = {tuple(kinds[:n]) for kinds in announced for n in range(1, len(kinds) + 1)}
+    nodes_of: dict[tuple[tuple[str, int], ...], int] = {}
+    for tenant, kinds, head in prompts:
+        root = Announced.root if tenant == "p" else namespace(tenant)
+        nodes = index.chain(np.repeat(np.array(kinds, np.uint32), 4), root, head)
+        assert len(nodes) == len(kinds)
+        owners: list[str] = []
+        for place, node in enumerate(nodes):
+            public = place < head and tuple(kinds[: place + 1]) in shared and set(owners) <= {"p"}
+            owners.append("p" if public else tenant)
+            identity = tuple(zip(owners, kinds[: place + 1], strict=True))
+            assert nodes_of.setdefault(identity, node) == node
+            assert index.root_of(node) == (Announced.root if owners[-1] == "p" else root)
+    assert len(set(nodes_of.values())) == len(nodes_of), "what differs is apart"

@@ -145,7 +145,14 @@ def admin_routes(engine: Engine, intake: Intake, keys: Keys) -> APIRouter:
         submit(engine.runtime, [warmed])
         async for _ in deltas.of([warmed]):
             pass
-        held = await _call(engine, lambda s: s.pins.hold(engine.index.chain(prompt, root), body.ttl, s.now()))
+
+        def hold(scheduler: Scheduler) -> int:
+            nodes = engine.index.chain(prompt, root)
+            if body.public:
+                engine.public.add(engine.index, nodes)
+            return scheduler.pins.hold(nodes, body.ttl, scheduler.now())
+
+        held = await _call(engine, hold)
         return {"blocks": held, "tokens": held * engine.index.block_size}
 
     return router

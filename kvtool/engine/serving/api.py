@@ -139,12 +139,16 @@ class CompletionRequest(_Common):
 
 
 class PinRequest(_Body):
-    """POST /kv/pin: keep the full blocks of a prompt resident for `ttl` seconds."""
+    """POST /kv/pin: keep the full blocks of a prompt resident for `ttl` seconds.
+
+    public: until the server ends tenants share these blocks where they are their system prompt and tools.
+    """
 
     prompt: str | list[int] | None = None
     messages: list[Message] | None = None
     tools: list[Tool] | None = None
     ttl: float = Field(3600, gt=0, le=30 * 86400)
+    public: bool = False
 
 
 class PrefetchRequest(_Body):

@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from kvtool.engine.compute.load import load_model
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.runner import Runner
 from kvtool.engine.serving.config import ServeConfig
+from kvtool.engine.serving.public import PublicPrefixes
 from kvtool.engine.serving.runtime import Observer, Runtime
 from kvtool.engine.serving.scheduler import Limits, Scheduler
 from kvtool.engine.storage.codecs import load_codec
@@ -72,6 +74,7 @@ class Engine:
     tiers: Tiers
     shards: ShardSet | None
     index: BlockIndex
+    public: PublicPrefixes
     scheduler: Scheduler
     store: BlockStore
     runtime: Runtime
@@ -124,8 +127,9 @@ def build_engine(config: ServeConfig, observer: Observer) -> Engine:
         pool.liftable = lambda row: rows[row].bytes <= tiers.slot_bytes
     index = BlockIndex(pool, block_size, 4 * (tiers.device + tiers.host + tiers.disk) + 4096, store.shard_row)
     store.index = index
+    index.public = public = PublicPrefixes(identity.root(), shards)
     if area is not None:
-        found = restore(index, pool, area)
+        found = restore(index, pool, area, store.chain_to)
         log.info("%d blocks found in the write-back area %s", found, config.disk)
     scheduler = Scheduler(
         Runner(model, device).step,
@@ -145,7 +149,7 @@ def build_engine(config: ServeConfig, observer: Observer) -> Engine:
     runtime = Runtime(scheduler, config.max_running + config.max_queue, back_up, observer)
     model_id = config.model or model.name
     return Engine(
-        config, model_id, model, identity, tiers, shards, index, scheduler, store, runtime, normalizer
+        config, model_id, model, identity, tiers, shards, index, public, scheduler, store, runtime, normalizer
     )
 
 
@@ -194,7 +198,9 @@ def host_blocks(model: Model, tiers: Tiers, shape: BlockShape, codec: "BlockCode
     return PlainHost(Arena(model, tiers.host, shape.block_size, device="cpu"), shape, codec)
 
 
-def restore(index: BlockIndex, pool: TieredPool, area: WriteBack) -> int:
+def restore(
+    index: BlockIndex, pool: TieredPool, area: WriteBack, chain_to: Callable[[BlockHash], list[int]]
+) -> int:
     """Take over what an earlier server wrote, parents first; returns the number of blocks.
 
     A block whose parent is neither there nor in the shards cannot be reached and is let go.
@@ -202,10 +208,10 @@ def restore(index: BlockIndex, pool: TieredPool, area: WriteBack) -> int:
     found: list[tuple[int, int]] = []
     known: set[int] = set()
     for block in sorted(area.survivors(), key=lambda block: block.depth):
-        parent = -1 if block.depth == 0 else index.find(block.parent)
-        if parent is None:
+        above = [-1] if block.depth == 0 else chain_to(block.parent)
+        if not above:
             continue
-        node = index.child(parent, block.tokens, block.root)
+        node = index.child(above[-1], block.tokens, block.root)
         if node is None or index.hash_of(node) != block.hash or node in known:
             continue
         known.add(node)

@@ -48,6 +48,7 @@ class Generation:
 
     emit: gets every Delta, in the scheduler's thread. max_tokens: at least 1. top_logprobs: None for none.
     session: counts into the blocks' sharing statistics. root: the chain's root, which names the tenant.
+    public: leading tokens, system prompt and tools, that the tenant may share with others.
     priority: lower ones are admitted first.
     fetched: its blocks are read while it waits for its turn. waited: its turn came before they did.
     `computed` tokens have keys and values in the lease's slots; `cached` of the prompt were found there.
@@ -62,6 +63,7 @@ class Generation:
     detokenizer: Detokenizer
     stop: StopFilter
     session: str | None = None
+    public: int = 0
     priority: int = 0
     top_logprobs: int | None = None
 

@@ -5,6 +5,7 @@ import json
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from kvtool.requests import Request, Source
 
 Emit = Callable[[int, Delta], None]
 """Gets (number of the choice, what it adds), in the scheduler's thread."""
+
+HEAD_ROLES = ("system", "developer")
 
 NOWHERE = Source("request", 1)
 
@@ -63,6 +66,24 @@ class Intake:
         except UnicodeEncodeError as error:
             raise ApiError(400, "the prompt holds a lone surrogate, which is no text") from error
 
+    async def public_tokens(
+        self, prompt: TokenIds, messages: list[Any], tools: list[Any] | None, tenant: str, salt: str | None
+    ) -> int:
+        """Leading tokens of a chat's prompt that its system prompt and tools make; 0 where nothing is shared.
+
+        Found by comparing with the same head before an empty question, so it holds for any template.
+        """
+        if not tenant or salt is not None or not len(self._engine.public):
+            return 0
+        head = list(takewhile(lambda message: message.get("role") in HEAD_ROLES, messages))
+        try:
+            bare = await self.encode(None, [*head, {"role": "user", "content": ""}], tools)
+        except ApiError:  # a template that wants more than that
+            return 0
+        both = min(len(bare), len(prompt))
+        differ = np.flatnonzero(bare[:both] != prompt[:both])
+        return int(differ[0]) if len(differ) else both
+
     def _encode(self, text: str | None, messages: list[Any] | None, tools: list[Any] | None) -> TokenIds:
         if messages is not None and self._engine.normalizer is not None:
             messages, tools = self._engine.normalizer.apply(messages, tools)
@@ -71,9 +92,15 @@ class Intake:
         return self._engine.model.encoder.encode([request])[0]
 
     def chat(
-        self, body: ChatRequest, prompt: TokenIds, tenant: str, session: str | None, emit: Emit
+        self,
+        body: ChatRequest,
+        prompt: TokenIds,
+        tenant: str,
+        session: str | None,
+        emit: Emit,
+        public: int = 0,
     ) -> list[Generation]:
-        """One generation for each of n choices."""
+        """One generation for each of n choices. public: see `public_tokens`."""
         top = None
         if body.logprobs:
             top = body.top_logprobs or 0
@@ -90,7 +117,7 @@ class Intake:
                 400, "tool_choice must be none or auto: calls cannot be forced", param="tool_choice"
             )
         wanted = body.max_completion_tokens or body.max_tokens
-        return self._generations(body, [prompt], wanted, top, tenant, session, emit)
+        return self._generations(body, [prompt], wanted, top, tenant, session, emit, public)
 
     def completion(
         self,
@@ -114,6 +141,7 @@ class Intake:
         tenant: str,
         session: str | None,
         emit: Emit,
+        public: int = 0,
     ) -> list[Generation]:
         engine, model = self._engine, self._engine.model
         root = engine.root(tenant, body.cache_salt)
@@ -141,6 +169,7 @@ class Intake:
                     detokenizer=Detokenizer(model.encoder.tokenizer),
                     stop=StopFilter(body.stop),
                     session=session,
+                    public=public,
                     priority=body.priority,
                     top_logprobs=top_logprobs,
                 )

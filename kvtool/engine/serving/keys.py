@@ -13,7 +13,8 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`tenant` "" shares its blocks with all other callers without a tenant, and uses the shards."""
+    """`tenant` "" shares its blocks with all other callers without one, and all shards; another one shares
+    public prefixes only (see `public`)."""
 
     tenant: str
     admin: bool

@@ -183,7 +183,8 @@ class Scheduler:
     def _name(self, request: Generation) -> None:
         """Find the request's blocks in the index."""
         if request.named < len(request.tokens):
-            request.nodes = self.index.chain(np.array(request.tokens, np.uint32), request.root)
+            tokens = np.array(request.tokens, np.uint32)
+            request.nodes = self.index.chain(tokens, request.root, request.public // self._size)
             request.named = len(request.tokens)
 
     def _admit(self) -> None:

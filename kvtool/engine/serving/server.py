@@ -86,9 +86,11 @@ def create_app(engine: Engine, metrics: Metrics, keys: Keys) -> FastAPI:
         tenant = caller(request)
         intake.check_model(body.model)
         raw = await request.json()  # tools and messages go to the template with their keys as they came
-        prompt = await intake.encode(None, raw["messages"], raw.get("tools") or None)
+        chat, given = raw["messages"], raw.get("tools") or None
+        prompt = await intake.encode(None, chat, given)
+        public = await intake.public_tokens(prompt, chat, given, tenant, body.cache_salt)
         deltas = Deltas()
-        generations = intake.chat(body, prompt, tenant, session(request, body), deltas.emit)
+        generations = intake.chat(body, prompt, tenant, session(request, body), deltas.emit, public)
         tools = bool(body.tools) and body.tool_choice != "none"
         decode = engine.model.encoder.tokenizer.decode
         answer = ChatAnswer(_id("chatcmpl"), int(time.time()), body.model, body.n, tools, decode)
