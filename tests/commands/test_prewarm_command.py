@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import duckdb
 import pytest
 from click.testing import CliRunner, Result
 
@@ -80,6 +81,55 @@ def test_budget_and_min_requests_shrink_the_plan(common) -> None:
     assert {row["requests"] for row in popular["prefixes"]} == {10}
     empty = kvtool(*common, "--out", "never-written", "--min-requests", 99)
     assert empty.exit_code == 2 and "the plan is empty" in empty.stderr and not Path("never-written").exists()
+
+
+def test_budgets_by_tier_and_the_arithmetic_are_told(common, tmp_path) -> None:
+    given = ["--prefill-rate", 1000, "--tier-speed", "host=1GB,disk=100MB"]
+    whole = document(*common, "--dry-run", *given)
+    block = whole["plan"]["bytes"] // whole["plan"]["blocks"]
+    assert whole["plan"]["tiers"][2] == {
+        "tier": "disk",
+        "blocks": whole["plan"]["blocks"],
+        "hit_rate": whole["plan"]["hit_rate"]["tokens"],
+    }
+    host, disk = whole["load_or_compute"]["tiers"]
+    assert host["load_seconds_per_token"] == host["bytes_per_token"] / 1e9 and host["pays"]
+    assert disk["bytes_per_token"] == block / 16 and disk["bytes_per_second"] == 1e8
+    assert 0.0005 < disk["compute_seconds_per_token"] < 0.002
+    assert whole["plan"]["hit_rate"]["expected"] is None  # ten requests are too few to fit
+    file = tmp_path / "plan.duckdb"
+    cut = document(*common, "--dry-run", *given, "--budget", f"host={3 * block},disk={5 * block}", "-o", file)
+    assert [row["blocks"] for row in cut["plan"]["tiers"]] == [0, 3, 2]
+    with duckdb.connect(str(file)) as connection:
+        found = connection.execute("SELECT tier, count(*) FROM prewarm_plan GROUP BY tier ORDER BY tier")
+        assert found.fetchall() == [("disk", 2), ("host", 3)]
+    terminal = kvtool(*common, "--dry-run", *given, "--budget", f"host={3 * block},disk={5 * block}").stdout
+    assert "Load or compute, per token" in terminal and "Where it is kept" in terminal
+    assert "of prefill saved" in " ".join(terminal.split())
+
+
+def test_shards_that_would_slow_serving_down_are_not_made(common, tmp_path) -> None:
+    slow = ["--prefill-rate", 1_000_000, "--tier-speed", "host=1GB,disk=1MB"]
+    result = kvtool(*common, "--out", tmp_path / "s", *slow)
+    assert result.exit_code == 2 and "--codec raw: a token takes" in result.stderr
+    assert "would slow a server down" in result.stderr and not (tmp_path / "s").exists()
+    dry = kvtool(*common, "--dry-run", *slow)
+    assert dry.exit_code == 0 and "slower: not used" in dry.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--budget", "tape=3GB", "is not device=SIZE or host=SIZE or disk=SIZE"),
+        ("--budget", "host=3GB,host=1GB", "twice"),
+        ("--tier-speed", "3GB", "is not host=SIZE or disk=SIZE"),
+        ("--tenant-budget", "acme=lots", "is not a size"),
+        ("--tenant-budget", "nobody=1GB", "the log has no tenant 'nobody'"),
+    ],
+)
+def test_sizes_by_name_are_checked(common, option, value, message) -> None:
+    result = kvtool(*common, "--dry-run", option, value)
+    assert result.exit_code == 2 and message in " ".join(result.stderr.split())
 
 
 def test_an_analysis_gives_the_same_shards_as_its_log(common, tiny_model, branching_log, tmp_path) -> None:

@@ -1,0 +1,72 @@
+"""A plan's prices: FLOPs from the model, speeds measured or given, and nothing stored that would not pay."""
+
+from pathlib import Path
+
+import pytest
+
+from kvtool.analysis.build import build_workload
+from kvtool.analysis.load_or_compute import Speeds
+from kvtool.analysis.plan import PlanConfig
+from kvtool.engine.compute.cost import prefill_of
+from kvtool.engine.compute.load import load_model
+from kvtool.engine.compute.model import Model
+from kvtool.engine.speeds import measure_speeds
+from kvtool.engine.storage.codecs import load_codec
+from kvtool.engine.worth import price
+from kvtool.errors import KvtoolError
+from kvtool.logs.reader import open_log
+
+BLOCK = 16
+RAW = load_codec({"codec": "raw"})
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path) -> Model:
+    return load_model(str(tiny_model))
+
+
+@pytest.fixture(scope="module")
+def workload(model: Model, branching_log: Path):
+    return build_workload(open_log([str(branching_log)]), model.encoder, BLOCK)
+
+
+def test_flops_are_those_of_weights_and_heads(model: Model) -> None:
+    layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32  # q, o; k, v; gated MLP; norms
+    cost = prefill_of(model)
+    assert cost.linear == 2 * (2 * layer + 32)
+    assert cost.attention == 2 * 2 * 4 * (8 + 8) and cost.windows == ()
+
+
+def test_what_is_given_is_taken_and_the_rest_measured(model: Model, tmp_path: Path) -> None:
+    speeds = measure_speeds(model, RAW, BLOCK, tmp_path, prefill_rate=100.0, tiers={"host": 5})
+    whole = prefill_of(model)
+    tokens = 256
+    assert speeds.compute == pytest.approx(
+        (whole.linear * tokens + whole.attention * tokens * (tokens - 1) / 2) / tokens * 100
+    )
+    assert speeds.tiers["host"] == 5 and speeds.tiers["disk"] > 1e6 and 0 < speeds.decode < 1
+    assert list(tmp_path.iterdir()) == []
+    assert measure_speeds(model, RAW, BLOCK, tmp_path).compute > 1e6
+
+
+def test_a_codec_or_tier_that_is_slower_than_computing_is_not_used(model: Model, workload) -> None:
+    limits = PlanConfig({"host": 4 * 16 * 2 * 2 * 16 * 4, "disk": 10**9})
+    rate = prefill_of(model).linear * 1e4  # about 10,000 tokens a second
+    fast = Speeds(rate, {"host": 1e9, "disk": 1e8}, decode=0.0)
+    priced = price(workload, limits, model, RAW, fast)
+    assert [way.pays for way in priced.ways] == [True, True] and priced.unused == ()
+    assert priced.seconds_saved > 0 and (priced.plan.tier == 1).sum() == 4
+    priced.require_gain("raw")
+    slow_disk = price(workload, limits, model, RAW, Speeds(rate, {"host": 1e9, "disk": 1e5}, 0.0))
+    with pytest.raises(KvtoolError, match=r"--codec raw: a token takes \d+ µs to load from disk and \d+"):
+        slow_disk.require_gain("raw")
+    slow_host = price(workload, limits, model, RAW, Speeds(rate, {"host": 1e5, "disk": 1e9}, 0.0))
+    assert slow_host.unused == ("host",) and (slow_host.plan.tier == 2).all()
+    slow_decode = price(workload, limits, model, RAW, Speeds(rate, fast.tiers, decode=1.0))
+    assert [way.pays for way in slow_decode.ways] == [True, False]
+
+
+def test_an_empty_plan_has_no_prices(model: Model, workload) -> None:
+    priced = price(workload, PlanConfig(min_requests=99), model, RAW, Speeds(1.0, {}, 0.0))
+    assert priced.ways == [] and priced.seconds_saved == 0
+    priced.require_gain("raw")
