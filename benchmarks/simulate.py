@@ -53,14 +53,16 @@ def best(run: Callable[[], object], setup: Callable[[], object] = lambda: None, 
 def loop_seconds(workload: Workload, policy: str, capacity: int, times: int = 5) -> float:
     """The compiled loop alone, on a fresh cache each time."""
     chosen = POLICIES.load(policy)
-    arguments = (workload.nodes, workload.offsets, workload.clock, session_bits(workload), np.inf)
+    log = (workload.nodes, workload.offsets, workload.clock, session_bits(workload), workload.output_tokens)
     matched = np.empty(workload.requests, np.int64)
     states: list[object] = []
 
     def setup() -> None:
         states[:] = [pool_state(workload, chosen, capacity)]
 
-    return best(lambda: replay_loop(states[0], chosen.key, *arguments, matched), setup, times)
+    return best(
+        lambda: replay_loop(states[0], chosen.key, chosen.ages, *log, np.inf, 1, matched), setup, times
+    )
 
 
 def libcachesim_seconds(workload: Workload, capacity: int) -> float | None:

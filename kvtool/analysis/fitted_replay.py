@@ -9,12 +9,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtool.analysis.replay import pool_state, replay_part
+from kvtool.analysis.replay import Schedule, replay
 from kvtool.analysis.resident import Resident
 from kvtool.analysis.reuse_model import ReuseModel, fit
 from kvtool.analysis.waits import STUMP, waits_of
 from kvtool.analysis.workload import Workload
-from kvtool.cache import aging
 from kvtool.cache.policies import fitted
 
 GROWTH = 16
@@ -42,19 +41,16 @@ class FittedReplay:
 
         resident: blocks that are there at the start.
         """
-        workload, clock = self.workload, self.workload.clock
-        matched = np.empty(workload.requests, np.int64)
-        policy = fitted.by_table(STUMP, workload.block_size, self.partial_ends)
-        state = pool_state(workload, policy, capacity, resident)
-        done = 0
-        for at, model in [*self.models, (workload.requests, None)]:
-            replay_part(state, policy, workload, done, at, matched)
-            done = at
-            if model is not None:
-                policy = fitted.by_table(model.table, workload.block_size, self.partial_ends)
-                state = state._replace(parameters=policy.parameter_array())
-                aging.reclassify(state, float(clock[at]))
-        return matched
+        return replay(self.workload, self.schedule, capacity, resident=resident)
+
+    @property
+    def schedule(self) -> Schedule:
+        """Which model ranks from which request on, for any kind of replay."""
+        size = self.workload.block_size
+        tables = [(0, STUMP), *((at, model.table if model else None) for at, model in self.models)]
+        return [
+            (at, fitted.by_table(table, size, self.partial_ends)) for at, table in tables if table is not None
+        ]
 
 
 def _moments(first: int, requests: int, learn: bool) -> Iterator[int]:

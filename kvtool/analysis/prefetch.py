@@ -185,8 +185,8 @@ def _replay(
             for i in range(here, found):
                 waiting[blocks[i]] = True
             counts[PREFETCHED] += found - here
-        found = serve_one(both, key, blocks, at[step], np.uint64(0), np.inf)
-        here = serve_one(upper, key, blocks, at[step], np.uint64(0), np.inf)
+        found = serve_one(both, key, False, blocks, at[step], np.uint64(0), -1, np.inf, 1)
+        here = serve_one(upper, key, False, blocks, at[step], np.uint64(0), -1, np.inf, 1)
         if ahead[step]:
             continue
         for i in range(length):

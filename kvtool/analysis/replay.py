@@ -5,6 +5,7 @@ slots for the rest (evicting by the policy), publish, let go. A request longer t
 first blocks.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,61 +15,68 @@ from numpy.typing import NDArray
 from kvtool.analysis.resident import Resident
 from kvtool.analysis.workload import Workload
 from kvtool.cache import core
-from kvtool.cache.aging import conclude, observe
+from kvtool.cache.aging import conclude, observe, reclassify
 from kvtool.cache.core import NODES, STATE, commit, compiled, match, pin, take_slot, touch, unpin
 from kvtool.cache.policy import KEY_TYPE, Policy
 from kvtool.cache.pool import session_bit
 
+Schedule = Sequence[tuple[int, Policy]]
+"""(request, policy): who ranks from that request on; the first entry is for request 0. Later ones are the
+same policy under a model that has learned more."""
+
 
 def replay(
     workload: Workload,
-    policy: Policy,
+    policy: Policy | Schedule,
     capacity: int,
     ttl: float | None = None,
     resident: Resident | None = None,
+    admit: int = 1,
 ) -> NDArray[np.int64]:
     """Matched blocks of each request, int64 [r], with a cache of `capacity` blocks under `policy`.
 
     ttl: seconds after its last touch from which a block is not served any more; its slot is refilled.
-    resident: blocks that are there at the start.
+    resident: blocks that are there at the start. admit: a block is kept from its admit-th request on; as
+    no block is asked for more often than its parent, what is kept stays whole prefixes.
     """
     matched = np.empty(workload.requests, np.int64)
-    state = pool_state(workload, policy, capacity, resident)
-    if policy.ages:
-        replay_part(state, policy, workload, 0, workload.requests, matched)
-        return matched
-    replay_loop(
-        state,
-        policy.key,
-        workload.nodes,
-        workload.offsets,
-        workload.clock,
-        session_bits(workload),
-        np.inf if ttl is None else ttl,
-        matched,
-    )
+    bits = session_bits(workload)
+    state = None
+    for first, last, stage in stages(policy, workload):
+        state = (
+            pool_state(workload, stage, capacity, resident)
+            if state is None
+            else retuned(state, stage, float(workload.clock[first]))
+        )
+        replay_loop(
+            state,
+            stage.key,
+            stage.ages,
+            workload.nodes,
+            workload.offsets[first : last + 1],
+            workload.clock[first:last],
+            bits[first:last],
+            workload.output_tokens[first:last],
+            np.inf if ttl is None else ttl,
+            admit,
+            matched[first:last],
+        )
     return matched
 
 
-def replay_part(
-    state: core.State,
-    policy: Policy,
-    workload: Workload,
-    first: int,
-    last: int,
-    matched: NDArray[np.int64],
-) -> None:
-    """Requests [first, last) under a policy that ages, on a cache that goes on from there."""
-    _replay_aging(
-        state,
-        policy.key,
-        workload.nodes,
-        workload.offsets[first : last + 1],
-        workload.clock[first:last],
-        session_bits(workload)[first:last],
-        workload.output_tokens[first:last],
-        matched[first:last],
-    )
+def stages(policy: Policy | Schedule, workload: Workload) -> Iterator[tuple[int, int, Policy]]:
+    """(first, last, policy) of each part of the log that one policy ranks."""
+    schedule = [(0, policy)] if isinstance(policy, Policy) else policy
+    starts = [first for first, _ in schedule]
+    for (first, stage), last in zip(schedule, [*starts[1:], workload.requests], strict=True):
+        yield first, last, stage
+
+
+def retuned(state: core.State, policy: Policy, now: float) -> core.State:
+    """The same cache, ranked by a policy whose model was fitted anew at `now`."""
+    state = state._replace(parameters=policy.parameter_array())
+    reclassify(state, now)
+    return state
 
 
 def pool_state(
@@ -87,65 +95,63 @@ def session_bits(workload: Workload) -> NDArray[np.uint64]:
     return bits[workload.session]
 
 
-@compiled(types.int64(STATE, KEY_TYPE, NODES, types.float64, types.uint64, types.float64))
-def serve_one(s: Any, key: Any, blocks: Any, now: Any, bit: Any, ttl: Any) -> Any:
+LOOP = (types.int64[::1], types.float64[::1], types.uint64[::1], types.int64[::1])
+"""Types of a log's offsets, clock, session bits and output tokens."""
+
+
+@compiled(
+    types.int64(
+        *(STATE, KEY_TYPE, types.boolean, NODES),
+        *(types.float64, types.uint64, types.int64, types.float64, types.int64),
+    )
+)
+def serve_one(
+    s: Any, key: Any, ages: Any, blocks: Any, now: Any, bit: Any, output: Any, ttl: Any, admit: Any
+) -> Any:
     """One request from touch to release; returns the blocks it was served."""
     fresh = blocks.size
     if ttl < np.inf:
         fresh = 0
         while fresh < blocks.size and now - s.last[blocks[fresh]] <= ttl:
             fresh += 1
+    if ages:
+        observe(s, blocks, now)
     touch(s, key, blocks, now, bit)
     hit = match(s, blocks)
     pin(s, blocks[:hit])
     held = hit
-    while held < blocks.size:
+    while held < blocks.size and s.touches[blocks[held]] >= admit:
         slot, _ = take_slot(s)
         if slot < 0:
             break
         commit(s, blocks[held], slot)
         held += 1
     unpin(s, blocks[:held])
+    if ages:
+        conclude(s, blocks, output)
     return min(hit, fresh)
 
 
 @compiled(
     types.void(
-        STATE,
-        KEY_TYPE,
-        NODES,
-        types.int64[::1],
-        types.float64[::1],
-        types.uint64[::1],
-        types.float64,
-        types.int64[::1],
-    ),
+        *(STATE, KEY_TYPE, types.boolean, NODES, *LOOP), *(types.float64, types.int64, types.int64[::1])
+    )
 )
 def replay_loop(
-    s: Any, key: Any, nodes: Any, offsets: Any, clock: Any, bits: Any, ttl: Any, matched: Any
+    s: Any,
+    key: Any,
+    ages: Any,
+    nodes: Any,
+    offsets: Any,
+    clock: Any,
+    bits: Any,
+    outputs: Any,
+    ttl: Any,
+    admit: Any,
+    matched: Any,
 ) -> None:
     for request in range(clock.size):
         blocks = nodes[offsets[request] : offsets[request + 1]]
-        matched[request] = serve_one(s, key, blocks, clock[request], bits[request], ttl)
-
-
-@compiled(
-    types.void(
-        STATE,
-        KEY_TYPE,
-        NODES,
-        types.int64[::1],
-        types.float64[::1],
-        types.uint64[::1],
-        types.int64[::1],
-        types.int64[::1],
-    ),
-)
-def _replay_aging(
-    s: Any, key: Any, nodes: Any, offsets: Any, clock: Any, bits: Any, output_tokens: Any, matched: Any
-) -> None:
-    for request in range(clock.size):
-        blocks = nodes[offsets[request] : offsets[request + 1]]
-        observe(s, blocks, clock[request])
-        matched[request] = serve_one(s, key, blocks, clock[request], bits[request], np.inf)
-        conclude(s, blocks, output_tokens[request])
+        matched[request] = serve_one(
+            s, key, ages, blocks, clock[request], bits[request], outputs[request], ttl, admit
+        )
