@@ -222,7 +222,7 @@ class Step:
 class Page:
     """A report page. redacted: values of the log are masked. served, served_fixed: token hit rate as logged
     and with all safe fixes; lost_tokens lie between them. with_tables: the report's own tables follow the
-    pictures."""
+    pictures. caveat: of what the findings judge, where that is not the whole log."""
 
     title: str
     subtitle: str
@@ -243,3 +243,4 @@ class Page:
     storage: Storage | None = None
     steps: Sequence[Step] = ()
     with_tables: bool = False
+    caveat: str = ""

@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.browser import browser, visit
+
+__all__ = ["browser", "visit"]  # fixtures of tests that open a page
+
 if TYPE_CHECKING:
     from kvtool.engine.serving.engine import Engine
     from kvtool.engine.serving.scheduler import Scheduler

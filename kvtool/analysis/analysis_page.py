@@ -53,6 +53,7 @@ def analysis_page(
         sessions=sessions(runs, analysis.rates, named=hide is None),
         routing=routing(analysis),
         steps=next_steps(document, logs, options),
+        caveat=_caveat(len(analysis.held), source["requests"]),
     )
 
 
@@ -65,6 +66,15 @@ def files(names: Sequence[str]) -> str:
 def block_sizes(rows: Sequence[Mapping[str, Any]]) -> list[BlockSize]:
     """Rows of `sweep`."""
     return [BlockSize(row["block_size"], row["tokens"], row["distinct_blocks"]) for row in rows]
+
+
+def _caveat(judged: int, requests: int) -> str:
+    if judged in (0, requests):
+        return ""
+    return (
+        f"Findings judge the first {judged:,} of {requests:,} requests, and what fixing one would reach is of "
+        "those; the figures above count the others as they are."
+    )
 
 
 def _figures(document: Mapping[str, Any], lost: int, price: tuple[float, float] | None) -> list[Figure]:

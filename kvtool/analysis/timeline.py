@@ -10,7 +10,7 @@ from kvtool.page import Call, Interval, OverTime, Session, Sessions
 INTERVALS = 96
 EACH = 4
 """Requests of a mean interval at least: a short log has fewer of them."""
-SESSIONS = 40
+SESSIONS = 24
 CALLS = 60
 """Requests of one session that are shown."""
 

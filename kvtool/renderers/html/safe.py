@@ -6,16 +6,16 @@ from dataclasses import asdict, is_dataclass
 from typing import Any
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-_DIRECTION = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Characters that turn the writing direction: text after them could pose as something else."""
+_UNSEEN = re.compile("[\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f]")
+"""Characters that turn the writing direction, so that text could pose as another, or that print nothing."""
 _IN_SCRIPT = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 """So that no `</script>` or `<!--` can stand in the embedded JSON."""
 
 
 def visible(text: str) -> str:
-    """`text` with control characters as pictures of themselves and direction marks by their number."""
+    """`text` with control characters as pictures of themselves and what is unseen by its number."""
     text = _CONTROL.sub(_picture, text.replace("\r\n", "\n"))
-    return _DIRECTION.sub(lambda match: f"⟦U+{ord(match[0]):04X}⟧", text)
+    return _UNSEEN.sub(lambda match: f"⟦U+{ord(match[0]):04X}⟧", text)
 
 
 def _picture(match: re.Match[str]) -> str:

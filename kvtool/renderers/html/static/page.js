@@ -38,7 +38,8 @@ function chart(name, options) {
   const draw = (width) => {
     const plots = [options(width)].flat().map((one) => {
       const svg = Plot.plot({ className: "plot", width, style: { fontSize: "12px", background: "transparent" }, ...one });
-      svg.setAttribute("role", "img");
+      svg.setAttribute("role", "img"); // one picture with one name: its parts have none
+      for (const part of svg.querySelectorAll("[aria-label]")) part.removeAttribute("aria-label");
       return svg;
     });
     container.replaceChildren(...plots);
@@ -52,7 +53,8 @@ function timeAxis(times, width) {
   const [from, to] = d3.extent(times);
   const hours = (to - from) / 36e5;
   const format = hours < 0.1 ? "%H:%M:%S" : hours < 30 ? "%H:%M" : hours < 1500 ? "%d %b" : "%b %Y";
-  const label = hours < 30 ? `UTC, ${d3.utcFormat("%d %B %Y")(from)}` : "UTC";
+  // A log that counts from zero has times, but no date.
+  const label = new Date(from).getUTCFullYear() === 1970 ? "time in the log" : hours < 30 ? `UTC, ${d3.utcFormat("%d %B %Y")(from)}` : "UTC";
   return { type: "utc", label, tickFormat: d3.utcFormat(format), ticks: width / 110 };
 }
 
