@@ -114,6 +114,10 @@ class FastTokenizer:
             self._specials = None
         self._cuts_lines = self._lines_are_independent()
 
+    def to_json(self) -> str:
+        """The tokenizer.json that it would be written as."""
+        return str(self._backend.to_str())
+
     def encode(self, text: str) -> TokenIds:
         """Token ids, uint32 [n]."""
         return self.encode_batch([text])[0]
