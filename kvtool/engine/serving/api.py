@@ -78,7 +78,7 @@ class _Common(_Body):
 
 
 class ResponseFormat(_Body):
-    """Only plain text; constrained decoding is not offered yet and must not be pretended."""
+    """json_schema: {"name": ..., "schema": {...}}; both kinds of JSON need the extra `json`."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = None

@@ -14,6 +14,7 @@ from kvtool.blocks import TokenIds
 from kvtool.engine.compute.sampler import Sampling
 from kvtool.engine.serving.api import ApiError, ChatRequest, CompletionRequest
 from kvtool.engine.serving.choosing import chooser
+from kvtool.engine.serving.constraint import Grammars
 from kvtool.engine.serving.engine import Engine
 from kvtool.engine.serving.generation import Delta, Generation
 from kvtool.engine.serving.text import Detokenizer, StopFilter
@@ -33,6 +34,7 @@ class Intake:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._grammars = Grammars(engine.model)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvtool-tokenizer")
 
     def close(self) -> None:
@@ -106,18 +108,15 @@ class Intake:
             top = body.top_logprobs or 0
         elif body.top_logprobs is not None:
             raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+        grammar = None
         if body.response_format is not None and body.response_format.type != "text":
-            raise ApiError(
-                400,
-                f"response_format {body.response_format.type} is not supported: answers are not constrained",
-                param="response_format",
-            )
+            grammar = self._grammars.compile(body.response_format)
         if body.tool_choice not in (None, "none", "auto"):
             raise ApiError(
                 400, "tool_choice must be none or auto: calls cannot be forced", param="tool_choice"
             )
         wanted = body.max_completion_tokens or body.max_tokens
-        return self._generations(body, [prompt], wanted, top, tenant, session, emit, public)
+        return self._generations(body, [prompt], wanted, top, tenant, session, emit, public, grammar)
 
     def completion(
         self,
@@ -142,6 +141,7 @@ class Intake:
         session: str | None,
         emit: Emit,
         public: int = 0,
+        grammar: str | None = None,
     ) -> list[Generation]:
         engine, model = self._engine, self._engine.model
         root = engine.root(tenant, body.cache_salt)
@@ -159,13 +159,14 @@ class Intake:
                     min_p=body.min_p or 0.0,
                     seed=(seed + number) % (1 << 64),
                 )
+                choose = chooser(sampling, bias, body.frequency_penalty, body.presence_penalty)
                 generation = Generation(
                     prompt=prompt,
                     root=root,
                     max_tokens=min(wanted or room, room),
-                    choose=chooser(sampling, bias, body.frequency_penalty, body.presence_penalty),
+                    choose=choose if grammar is None else self._grammars.constrain(choose, grammar),
                     emit=lambda delta, number=number: emit(number, delta),  # type: ignore[misc]
-                    ends=frozenset() if body.ignore_eos else model.stop_tokens,
+                    ends=frozenset() if body.ignore_eos and grammar is None else model.stop_tokens,
                     detokenizer=Detokenizer(model.encoder.tokenizer),
                     stop=StopFilter(body.stop),
                     session=session,

@@ -178,8 +178,8 @@ def test_models(client: openai.OpenAI, model: str) -> None:
         ),
         (
             b'{"model": "tiny-llama", "messages": [{"role": "user"}], '
-            b'"response_format": {"type": "json_object"}}',
-            "json_object",
+            b'"response_format": {"type": "json_schema"}}',
+            "json_schema",
         ),
         (b'{"model": "tiny-llama", "messages": [{"role": "user", "content": "\\ud800"}]}', "surrogate"),
     ],
