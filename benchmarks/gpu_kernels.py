@@ -10,7 +10,7 @@ import torch
 from kvtool.engine.compute.kernels.attend import attend
 from kvtool.engine.compute.kernels.layers import LayerBlocks, QuantizedBlocks, pack
 from kvtool.engine.compute.kernels.store import squeeze_int8, store
-from kvtool.engine.compute.kernels.tables import make_tiles, processors
+from kvtool.engine.compute.kernels.tables import TilePlan, processors
 from kvtool.engine.compute.reads import Span
 
 BLOCK = 32
@@ -94,7 +94,8 @@ def attention(blocks: LayerBlocks, spans: list[Span], card: Card) -> float:
     query = torch.randn(rows, HEADS, WIDTH, dtype=torch.bfloat16, device=card.device)
     out = torch.empty_like(query)
     sums = torch.empty(rows, HEADS, device=card.device)
-    tiles = make_tiles(spans, HEADS // KV_HEADS, KV_HEADS, processors(card.device), card.device)
+    plan = TilePlan(spans, card.device, processors(card.device))
+    tiles = plan.tiles(HEADS // KV_HEADS, KV_HEADS, 2 * WIDTH)
 
     def work() -> None:
         for each in tiles:
@@ -138,7 +139,7 @@ def decode_rows(card: Card, batches: tuple[int, ...], context: int) -> list[dict
 
 
 def prefill_rows(card: Card, lengths: tuple[int, ...], cached: int) -> list[dict[str, Any]]:
-    """Prefill attention of prompts, without and with `cached` tokens before them: share of the matrix rate."""
+    """Prefill attention, without and with `cached` tokens before them: share of the matrix rate."""
     rows = []
     for start in (0, cached):
         for length in lengths:

@@ -43,7 +43,7 @@ class DecodeTiles:
 
     fixed: Tiles
 
-    def tiles(self, groups: int, kv_heads: int) -> list[Tiles]:
+    def tiles(self, groups: int, kv_heads: int, key_bytes: int) -> list[Tiles]:
         """One tile a row."""
         return [self.fixed]
 

@@ -46,7 +46,7 @@ def test_rows_that_fill_up_a_batch_repeat_its_last_row() -> None:
     assert tokens.tolist() == [7, 8, 9, 9]
     assert positions.tolist() == [20, 3, 40, 40]
     assert writes.tolist() == [6 * BLOCK + 4, 9 * BLOCK + 3, 3 * BLOCK + 8, 3 * BLOCK + 8]
-    (tiles,) = forward.tiles[0].tiles(3, 2)
+    (tiles,) = forward.tiles[0].tiles(3, 2, 128)
     assert tiles.table.tolist() == [[0, 0, 1, 20], [1, 1, 1, 3], [2, 2, 1, 40], [3, 3, 1, 40]]
     # A table's blocks beyond the sequence's end are no business of the kernels.
     assert tiles.blocks[:, :4].tolist() == [[5, 6, 0, 0], [9, 0, 0, 0], [1, 2, 3, 0], [1, 2, 3, 0]]
@@ -57,7 +57,7 @@ def test_a_shorter_batch_finds_nothing_of_the_one_before() -> None:
     each = graphs(forward)
     each.run(batch([60, 61], [[1, 2, 3, 4], [5, 6, 7, 8]]))
     each.run(batch([0, 17], [[9], [10, 11]]))
-    first, second = (plan.tiles(1, 1)[0] for plan in forward.tiles)
+    first, second = (plan.tiles(1, 1, 128)[0] for plan in forward.tiles)
     assert first.blocks is second.blocks, "the same graph"
     assert second.blocks[:, :4].tolist() == [[9, 0, 0, 0], [10, 11, 0, 0]]
 
@@ -70,7 +70,7 @@ def test_a_graph_for_each_size_and_bucket_of_lengths() -> None:
         for rows in (1, 9):
             table = list(range(-(-5008 // BLOCK)))
             each.run(batch([length - 1] * rows, [table] * rows))
-            (tiles,) = forward.tiles[-1].tiles(1, 2)
+            (tiles,) = forward.tiles[-1].tiles(1, 2, 128)
             shapes.append((*tiles.blocks.shape, tiles.splits))
     assert shapes == [
         (1, 64, 4),

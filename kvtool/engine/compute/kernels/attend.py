@@ -7,7 +7,6 @@ Dao et al. 2023). The softmax is computed online (FlashAttention, Dao et al. 202
 """
 
 import os
-from typing import Any
 
 import torch
 import triton
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from kvtool.engine.compute.kernels.layers import LayerBlocks, rotation
 from kvtool.engine.compute.kernels.merge import merge
-from kvtool.engine.compute.kernels.tables import Tiles
+from kvtool.engine.compute.kernels.tables import WIDE_KEY, Tiles
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """The interpreter would multiply bfloat16 as if it were integers, so products are of float32 there."""
@@ -105,39 +104,43 @@ def attend(
         WINDOWED=window is not None,
         CAPPED=softcap is not None,
         DOT=DOT_TYPES[torch.float32 if INTERPRETED else query.dtype],
-        num_warps=4 if tile_rows <= 64 else 8,
-        num_stages=2,
+        **launch_options(tile_rows, width * query.element_size()),
     )
     if not direct:
         merge(parts, part_sums, tiles, out, sums)
 
 
+def launch_options(tile_rows: int, key_bytes: int) -> dict[str, int]:
+    """Warps of a program and how far it loads ahead: wide keys leave no shared memory for that."""
+    return {"num_warps": 4 if tile_rows <= 64 else 8, "num_stages": 1 if key_bytes > WIDE_KEY else 2}
+
+
 @triton.jit
 def _attend(
-    QUERY: Any,
-    TURNED: Any,
-    KEYS: Any,
-    VALUES: Any,
-    KEY_CODES: Any,
-    KEY_SCALES: Any,
-    KEY_OFFSETS: Any,
-    VALUE_CODES: Any,
-    VALUE_SCALES: Any,
-    VALUE_OFFSETS: Any,
-    TILES: Any,
-    TABLES: Any,
-    OUT: Any,
-    SUMS: Any,
-    scale: Any,
-    softcap: Any,
-    window: Any,
-    raw_slots: Any,
-    table_stride: Any,
-    query_stride: Any,
-    query_head: Any,
-    turned_stride: Any,
-    turned_head: Any,
-    total_rows: Any,
+    QUERY,
+    TURNED,
+    KEYS,
+    VALUES,
+    KEY_CODES,
+    KEY_SCALES,
+    KEY_OFFSETS,
+    VALUE_CODES,
+    VALUE_SCALES,
+    VALUE_OFFSETS,
+    TILES,
+    TABLES,
+    OUT,
+    SUMS,
+    scale,
+    softcap,
+    window,
+    raw_slots,
+    table_stride,
+    query_stride,
+    query_head,
+    turned_stride,
+    turned_head,
+    total_rows,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -156,7 +159,7 @@ def _attend(
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
     DOT: tl.constexpr,
-) -> None:
+):
     """Grid (tiles, kv heads, splits). TILES [n, 4]: sequence, first row, tokens, first position.
 
     PD and PV are D and DV up to a power of two, at least 16; HD and HV their halves: 4-bit codes come in
@@ -190,6 +193,9 @@ def _attend(
         near = real[:, None] & (hd < D // 2)[None]
         q_low = tl.load(TURNED + at[:, None] + hd[None], mask=near, other=0.0).to(tl.float32)
         q_high = tl.load(TURNED + at[:, None] + D // 2 + hd[None], mask=near, other=0.0).to(tl.float32)
+    else:
+        q_low = q
+        q_high = q
 
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
@@ -208,43 +214,32 @@ def _attend(
     for at_key in range(begin, end, STEP):
         n = at_key + tl.arange(0, STEP)
         there = n < high
-        raw = True
-        if KEY_BITS != 16:
-            entry = tl.load(table + at_key // BLOCK).to(tl.int64)
-            raw = entry < raw_slots
-        if raw:
-            slots = tl.load(table + n // BLOCK, mask=there, other=0).to(tl.int64)
-            where = (slots * BLOCK + n % BLOCK) * KV_HEADS + head
-            keys = tl.load(
-                KEYS + where[None] * D + d[:, None], mask=there[None] & (d < D)[:, None], other=0.0
-            )
-            scores = _dot(q, keys, DOT) * factor
+        if KEY_BITS == 16:
+            where = _places(table, n, there, head, BLOCK, KV_HEADS)
+            scores = _raw_scores(q, KEYS, where, there, d, D, DOT)
         else:
-            slot = entry - raw_slots
+            entry = tl.load(table + at_key // BLOCK).to(tl.int64)
+            slot = tl.where(entry < raw_slots, entry, entry - raw_slots)
             where = (slot * BLOCK + tl.arange(0, STEP)) * KV_HEADS + head
-            channel = KEY_SCALES + (slot * KV_HEADS + head) * D
-            if KEY_BITS == 8:
-                codes = tl.load(
-                    KEY_CODES + where[None] * D + d[:, None], mask=there[None] & (d < D)[:, None], other=0
-                )
-                scales = tl.load(channel + d, mask=d < D, other=0.0).to(tl.float32)
-                scores = _dot(q.to(tl.float32) * scales[None], codes, DOT)
+            channel = (slot * KV_HEADS + head) * D
+            if entry < raw_slots:
+                scores = _raw_scores(q, KEYS, where, there, d, D, DOT)
+            elif KEY_BITS == 8:
+                scores = _int8_scores(q, KEY_CODES, KEY_SCALES + channel, where, there, d, D, DOT)
             else:
-                codes = tl.load(
-                    KEY_CODES + where[None] * (D // 2) + hd[:, None],
-                    mask=there[None] & (hd < D // 2)[:, None],
-                    other=0,
+                scores = _int4_scores(
+                    q_low,
+                    q_high,
+                    KEY_CODES,
+                    KEY_SCALES + channel,
+                    KEY_OFFSETS + channel,
+                    where,
+                    there,
+                    hd,
+                    D,
+                    DOT,
                 )
-                scales = tl.load(channel + hd, mask=hd < D // 2, other=0.0).to(tl.float32)
-                scores = _dot(q_low * scales[None], codes & 15, DOT)
-                scales = tl.load(channel + D // 2 + hd, mask=hd < D // 2, other=0.0).to(tl.float32)
-                scores += _dot(q_high * scales[None], codes >> 4, DOT)
-                channel = KEY_OFFSETS + (slot * KV_HEADS + head) * D
-                offsets = tl.load(channel + hd, mask=hd < D // 2, other=0.0).to(tl.float32)
-                constant = tl.sum(q_low * offsets[None], 1)
-                offsets = tl.load(channel + D // 2 + hd, mask=hd < D // 2, other=0.0).to(tl.float32)
-                scores += (constant + tl.sum(q_high * offsets[None], 1))[:, None]
-            scores *= factor
+        scores *= factor
         if CAPPED:
             # tanh(x) = 2 sigmoid(2 x) - 1
             capped = scores / (LOG2E * softcap)
@@ -267,31 +262,23 @@ def _attend(
             acc_low *= shrink[:, None]
             acc_high *= shrink[:, None]
 
-        if raw:
-            values = tl.load(
-                VALUES + where[:, None] * DV + dv[None], mask=there[:, None] & (dv < DV)[None], other=0.0
-            )
-            acc += _dot(weights, values, DOT)
+        if VALUE_BITS == 16:
+            acc += _raw_values(weights, VALUES, where, there, dv, DV, DOT)
         else:
-            scales = tl.load(VALUE_SCALES + where, mask=there, other=0.0).to(tl.float32)
-            scaled = weights * scales[None]
-            if VALUE_BITS == 8:
-                codes = tl.load(
-                    VALUE_CODES + where[:, None] * DV + dv[None],
-                    mask=there[:, None] & (dv < DV)[None],
-                    other=0,
-                )
-                acc += _dot(scaled, codes, DOT)
+            if entry < raw_slots:
+                acc += _raw_values(weights, VALUES, where, there, dv, DV, DOT)
             else:
-                codes = tl.load(
-                    VALUE_CODES + where[:, None] * (DV // 2) + hv[None],
-                    mask=there[:, None] & (hv < DV // 2)[None],
-                    other=0,
-                )
-                offsets = tl.load(VALUE_OFFSETS + where, mask=there, other=0.0).to(tl.float32)
-                constant = tl.sum(weights * offsets[None], 1)[:, None]
-                acc_low += _dot(scaled, codes & 15, DOT) + constant
-                acc_high += _dot(scaled, codes >> 4, DOT) + constant
+                scales = tl.load(VALUE_SCALES + where, mask=there, other=0.0).to(tl.float32)
+                scaled = weights * scales[None]
+                if VALUE_BITS == 8:
+                    acc += _raw_values(scaled, VALUE_CODES, where, there, dv, DV, DOT)
+                else:
+                    half = there[:, None] & (hv < DV // 2)[None]
+                    codes = tl.load(VALUE_CODES + where[:, None] * (DV // 2) + hv[None], mask=half, other=0)
+                    offsets = tl.load(VALUE_OFFSETS + where, mask=there, other=0.0).to(tl.float32)
+                    constant = tl.sum(weights * offsets[None], 1)[:, None]
+                    acc_low += _dot(scaled, codes & 15, DOT) + constant
+                    acc_high += _dot(scaled, codes >> 4, DOT) + constant
 
     # A split without keys gets the sum -inf and weighs nothing.
     norm = tl.where(total == 0.0, 1.0, total)
@@ -306,7 +293,48 @@ def _attend(
 
 
 @triton.jit
-def _dot(left: Any, right: Any, DOT: tl.constexpr) -> Any:
+def _places(table, n, there, head, BLOCK: tl.constexpr, KV_HEADS: tl.constexpr):
+    """Row of each position's key and value in [slots * block_size * kv_heads]."""
+    slots = tl.load(table + n // BLOCK, mask=there, other=0).to(tl.int64)
+    return (slots * BLOCK + n % BLOCK) * KV_HEADS + head
+
+
+@triton.jit
+def _raw_scores(q, KEYS, where, there, d, D: tl.constexpr, DOT: tl.constexpr):
+    """q [rows, D] times keys, which are loaded [D, n]."""
+    keys = tl.load(KEYS + where[None] * D + d[:, None], mask=there[None] & (d < D)[:, None], other=0)
+    return _dot(q, keys, DOT)
+
+
+@triton.jit
+def _int8_scores(q, CODES, SCALES, where, there, d, D: tl.constexpr, DOT: tl.constexpr):
+    """The scales of the block's channels are folded into q."""
+    scales = tl.load(SCALES + d, mask=d < D, other=0.0).to(tl.float32)
+    return _raw_scores(q.to(tl.float32) * scales[None], CODES, where, there, d, D, DOT)
+
+
+@triton.jit
+def _int4_scores(low, high, CODES, SCALES, OFFSETS, where, there, d, D: tl.constexpr, DOT: tl.constexpr):
+    """As for int8, in two halves; the offsets add the same to a row's scores of all keys of the block."""
+    near = d < D // 2
+    codes = tl.load(CODES + where[None] * (D // 2) + d[:, None], mask=there[None] & near[:, None], other=0)
+    scales = tl.load(SCALES + d, mask=near, other=0.0).to(tl.float32)
+    offsets = tl.load(OFFSETS + d, mask=near, other=0.0).to(tl.float32)
+    scores = _dot(low * scales[None], codes & 15, DOT) + tl.sum(low * offsets[None], 1)[:, None]
+    scales = tl.load(SCALES + D // 2 + d, mask=near, other=0.0).to(tl.float32)
+    offsets = tl.load(OFFSETS + D // 2 + d, mask=near, other=0.0).to(tl.float32)
+    return scores + _dot(high * scales[None], codes >> 4, DOT) + tl.sum(high * offsets[None], 1)[:, None]
+
+
+@triton.jit
+def _raw_values(weights, VALUES, where, there, dv, DV: tl.constexpr, DOT: tl.constexpr):
+    """weights [rows, n] times values [n, Dv], or their codes if the weights hold the scales."""
+    values = tl.load(VALUES + where[:, None] * DV + dv[None], mask=there[:, None] & (dv < DV)[None], other=0)
+    return _dot(weights, values, DOT)
+
+
+@triton.jit
+def _dot(left, right, DOT: tl.constexpr):
     """left @ right, multiplied in DOT, summed in float32."""
     return tl.dot(left.to(DOT), right.to(DOT), input_precision="ieee")
 

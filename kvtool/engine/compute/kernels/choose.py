@@ -6,7 +6,6 @@ that a seed gives the same text in any batch; the noise comes from another gener
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -72,15 +71,15 @@ def _floors(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 @triton.jit
 def _choose(
-    LOGITS: Any,
-    WARMTH: Any,
-    FLOORS: Any,
-    SEEDS: Any,
-    INDEXES: Any,
-    CHOSEN: Any,
-    vocab: Any,
+    LOGITS,
+    WARMTH,
+    FLOORS,
+    SEEDS,
+    INDEXES,
+    CHOSEN,
+    vocab,
     STEP: tl.constexpr,
-) -> None:
+):
     """Grid (rows). One pass that remembers the best score and where it was first seen."""
     row = tl.program_id(0)
     warmth = tl.load(WARMTH + row)

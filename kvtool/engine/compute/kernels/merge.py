@@ -1,7 +1,5 @@
 """Merge of attention over disjoint sets of keys, by the log-sum-exp of each."""
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -41,19 +39,19 @@ def merge(parts: Tensor, part_sums: Tensor, tiles: Tiles, out: Tensor, sums: Ten
 
 @triton.jit
 def _merge(
-    PARTS: Any,
-    PART_SUMS: Any,
-    TILES: Any,
-    OUT: Any,
-    SUMS: Any,
-    rows: Any,
+    PARTS,
+    PART_SUMS,
+    TILES,
+    OUT,
+    SUMS,
+    rows,
     HEADS: tl.constexpr,
     COLUMNS: tl.constexpr,
     TOKENS: tl.constexpr,
     SPLITS: tl.constexpr,
     PC: tl.constexpr,
     PS: tl.constexpr,
-) -> None:
+):
     """Grid (tiles * TOKENS, heads). PC and PS are COLUMNS and SPLITS up to a power of two."""
     tile = TILES + tl.program_id(0) // TOKENS * 4
     token = tl.program_id(0) % TOKENS

@@ -30,6 +30,7 @@ def paged(
     kv_heads = key.shape[1]
     out = query.new_empty((rows, heads, value.shape[2]))
     sums = query.new_empty((rows, heads), dtype=torch.float32)
-    for tiles in plan.tiles(heads // kv_heads, kv_heads):
+    key_bytes = key.shape[2] * key.element_size()
+    for tiles in plan.tiles(heads // kv_heads, kv_heads, key_bytes):
         attend(query, blocks, tiles, scale, window=window, softcap=softcap, out=out, sums=sums)
     return out, sums

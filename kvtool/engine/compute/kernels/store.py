@@ -1,7 +1,5 @@
 """Write new keys and values into the slots of the pool, and squeeze full blocks to int8 in place."""
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -37,21 +35,21 @@ def store(key: Tensor, value: Tensor, writes: Tensor, blocks: LayerBlocks) -> No
 
 @triton.jit
 def _store(
-    KEY: Any,
-    VALUE: Any,
-    WRITES: Any,
-    KEYS: Any,
-    VALUES: Any,
-    key_stride: Any,
-    key_head: Any,
-    value_stride: Any,
-    value_head: Any,
+    KEY,
+    VALUE,
+    WRITES,
+    KEYS,
+    VALUES,
+    key_stride,
+    key_head,
+    value_stride,
+    value_head,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
     DV: tl.constexpr,
     PD: tl.constexpr,
     PV: tl.constexpr,
-) -> None:
+):
     """Grid (tokens, kv heads)."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -99,21 +97,21 @@ def squeeze_int8(blocks: LayerBlocks, sources: Tensor, targets: Tensor) -> None:
 
 @triton.jit
 def _squeeze_int8(
-    KEYS: Any,
-    VALUES: Any,
-    SOURCES: Any,
-    TARGETS: Any,
-    KEY_CODES: Any,
-    KEY_SCALES: Any,
-    VALUE_CODES: Any,
-    VALUE_SCALES: Any,
+    KEYS,
+    VALUES,
+    SOURCES,
+    TARGETS,
+    KEY_CODES,
+    KEY_SCALES,
+    VALUE_CODES,
+    VALUE_SCALES,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
     DV: tl.constexpr,
     PD: tl.constexpr,
     PV: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     """Grid (blocks, kv heads)."""
     source = tl.load(SOURCES + tl.program_id(0))
     target = tl.load(TARGETS + tl.program_id(0))
@@ -139,7 +137,7 @@ def _squeeze_int8(
 
 
 @triton.jit
-def _scale(largest: Any) -> Any:
+def _scale(largest):
     """fp16 scale, rounded up so that the largest element needs no clipping."""
     exact = largest / 127.0
     scale = exact.to(tl.float16)
@@ -148,7 +146,7 @@ def _scale(largest: Any) -> Any:
 
 
 @triton.jit
-def _codes(tensor: Any, scales: Any) -> Any:
+def _codes(tensor, scales):
     """Nearest codes, ties to even."""
     wide = scales.to(tl.float32)
     exact = tensor / tl.where(wide == 0.0, 1.0, wide)

@@ -10,7 +10,10 @@ from torch import Tensor
 from kvtool.engine.compute.reads import Span
 
 TILE_ROWS = 128
-"""Rows (tokens x query heads of a group) of a prefill tile."""
+"""Rows (tokens x query heads of a group) of a prefill tile, for keys of up to WIDE_KEY bytes."""
+
+WIDE_KEY = 256
+"""Wider keys get tiles of half the rows: their tiles would not fit in the shared memory of every GPU."""
 
 PROGRAMS_PER_PROCESSOR = 2
 """Programs that a decode launch should offer each multiprocessor."""
@@ -38,8 +41,8 @@ class Tiles:
 class Tiling(Protocol):
     """What the kernels are told of a batch."""
 
-    def tiles(self, groups: int, kv_heads: int) -> list[Tiles]:
-        """For layers with `kv_heads` key-value heads of `groups` query heads each."""
+    def tiles(self, groups: int, kv_heads: int, key_bytes: int) -> list[Tiles]:
+        """For layers with `kv_heads` key-value heads of `groups` query heads each; a key has `key_bytes`."""
         ...
 
 
@@ -50,13 +53,15 @@ class TilePlan:
     spans: Sequence[Span]
     device: torch.device
     processors: int
-    _tiles: dict[tuple[int, int], list[Tiles]] = field(default_factory=dict)
+    _tiles: dict[tuple[int, int, int], list[Tiles]] = field(default_factory=dict)
 
-    def tiles(self, groups: int, kv_heads: int) -> list[Tiles]:
-        """For layers with `kv_heads` key-value heads of `groups` query heads each."""
-        key = groups, kv_heads
+    def tiles(self, groups: int, kv_heads: int, key_bytes: int) -> list[Tiles]:
+        """As in `Tiling`."""
+        rows = TILE_ROWS if key_bytes <= WIDE_KEY else TILE_ROWS // 2
+        key = groups, kv_heads, rows
         if key not in self._tiles:
-            self._tiles[key] = make_tiles(self.spans, groups, kv_heads, self.processors, self.device)
+            tokens = max(rows // groups, 1)
+            self._tiles[key] = make_tiles(self.spans, tokens, kv_heads, self.processors, self.device)
         return self._tiles[key]
 
 
@@ -75,14 +80,13 @@ def block_tables(spans: Sequence[Span], device: torch.device) -> Tensor:
 
 
 def make_tiles(
-    spans: Sequence[Span], groups: int, kv_heads: int, processors: int, device: torch.device
+    spans: Sequence[Span], tokens: int, kv_heads: int, processors: int, device: torch.device
 ) -> list[Tiles]:
     """Tiles of prefill chunks, and those of decodes (spans of one token) with their keys split.
 
-    groups: query heads per key-value head. processors: multiprocessors of the device, to be kept busy.
+    tokens: most of a prefill tile. processors: multiprocessors of the device, to be kept busy.
     """
     blocks = block_tables(spans, device)
-    tokens = max(TILE_ROWS // groups, 1)
     prefills, decodes = [], []
     for number, span in enumerate(spans):
         if span.last - span.first == 1:

@@ -90,7 +90,7 @@ def compare(
     sums = torch.full((rows, heads), float("nan"), device=DEVICE)
     true_out, true_sums = out.double(), sums.clone()
     scale = blocks.keys.shape[3] ** -0.5
-    tiles = make_tiles(spans, heads // kv_heads, kv_heads, processors, DEVICE)
+    tiles = make_tiles(spans, max(64 * kv_heads // heads, 1), kv_heads, processors, DEVICE)
     assert sorted(row for each in tiles for row in each.rows.tolist()) == list(range(rows))
     for each in tiles:
         attend(query, blocks, each, scale, window=window, softcap=softcap, out=out, sums=sums)
@@ -166,7 +166,7 @@ def test_a_decode_is_split_when_there_are_processors_to_fill() -> None:
 def test_a_split_without_keys_weighs_nothing() -> None:
     torch.manual_seed(0)
     spans = spans_of([(700, 1), (3, 1)], 16, list(range(64)))
-    tiles = make_tiles(spans, 2, 1, processors=8, device=DEVICE)
+    tiles = make_tiles(spans, 8, 1, processors=8, device=DEVICE)
     assert tiles[0].splits == 2
     compare(raw_blocks(64, 16, 1, 32, 32, torch.float32), spans, 2, processors=8)
 

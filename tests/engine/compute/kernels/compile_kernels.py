@@ -1,0 +1,100 @@
+"""Compile the kernels for GPUs that need not be here: the interpreter forgives what the compiler refuses.
+
+`python compile_kernels.py quick|all ARCH...` prints a line per kernel: name, variant, bytes of shared
+memory. Runs without TRITON_INTERPRET, which is why it is a program and not a test.
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kvtool.engine.compute.kernels import attend, choose, merge, store
+
+Variant = tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]
+"""Kernel, types of its arguments, constants, launch options."""
+
+DOTS = {"*bf16": tl.bfloat16, "*fp16": tl.float16, "*fp32": tl.float32}
+CODES = {16: None, 8: "*i8", 4: "*u8"}
+SIZES = ["scale", "softcap", "window", "raw_slots", "table_stride", "query_stride", "query_head"]
+SIZES += ["turned_stride", "turned_head", "total_rows"]
+
+
+def power(width: int) -> int:
+    return max(16, triton.next_power_of_2(width))
+
+
+def attention(kind: str, width: int, block: int, rows: int, splits: int, bits: tuple[int, int]) -> Variant:
+    direct = splits == 1 and bits[1] != 4
+    types = dict.fromkeys(("QUERY", "TURNED", "KEYS", "VALUES"), kind)
+    types |= {"KEY_CODES": CODES[bits[0]] or kind, "VALUE_CODES": CODES[bits[1]] or kind}
+    types |= dict.fromkeys(("KEY_SCALES", "KEY_OFFSETS", "VALUE_SCALES", "VALUE_OFFSETS"), "*fp16")
+    types |= {"TILES": "*i32", "TABLES": "*i32", "OUT": kind if direct else "*fp32", "SUMS": "*fp32"}
+    types |= {name: "fp32" if name in ("scale", "softcap") else "i32" for name in SIZES}
+    constants = {"HEADS": 32, "KV_HEADS": 8, "GROUPS": 4, "D": width, "DV": width, "BLOCK": block}
+    constants |= {"PD": power(width), "PV": power(width), "HD": power(width // 2), "HV": power(width // 2)}
+    constants |= {"ROWS": rows, "STEP": block if bits[0] != 16 else max(block, 64), "SPLITS": splits}
+    constants |= {"KEY_BITS": bits[0], "VALUE_BITS": bits[1], "DOT": DOTS[kind]}
+    constants |= {"WINDOWED": width == 64, "CAPPED": width == 96}
+    options = attend.launch_options(rows, width * (4 if kind == "*fp32" else 2))
+    return attend._attend, types, constants, options
+
+
+def others() -> Iterator[Variant]:
+    types = {"PARTS": "*fp32", "PART_SUMS": "*fp32", "TILES": "*i32", "OUT": "*bf16", "SUMS": "*fp32"}
+    sizes = {"HEADS": 32, "COLUMNS": 128, "TOKENS": 1, "SPLITS": 5, "PC": 128, "PS": 8}
+    yield merge._merge, {**types, "rows": "i32"}, sizes, {}
+    types = dict.fromkeys(("KEY", "VALUE", "KEYS", "VALUES"), "*bf16") | {"WRITES": "*i64"}
+    types |= dict.fromkeys(("key_stride", "key_head", "value_stride", "value_head"), "i32")
+    yield store._store, types, {"KV_HEADS": 8, "D": 80, "DV": 80, "PD": 128, "PV": 128}, {}
+    types = {"KEYS": "*bf16", "VALUES": "*bf16", "SOURCES": "*i64", "TARGETS": "*i64"}
+    types |= {"KEY_CODES": "*i8", "KEY_SCALES": "*fp16", "VALUE_CODES": "*i8", "VALUE_SCALES": "*fp16"}
+    sizes = {"KV_HEADS": 8, "D": 128, "DV": 128, "PD": 128, "PV": 128, "BLOCK": 32}
+    yield store._squeeze_int8, types, sizes, {}
+    types = {"LOGITS": "*fp32", "WARMTH": "*fp32", "FLOORS": "*fp32", "SEEDS": "*i64"}
+    types |= {"INDEXES": "*i32", "CHOSEN": "*i64", "vocab": "i32"}
+    yield choose._choose, types, {"STEP": choose.STEP}, {}
+
+
+def variants(quick: bool) -> Iterator[Variant]:
+    yield from others()
+    if quick:
+        yield attention("*bf16", 64, 16, 16, 8, (16, 16))
+        yield attention("*bf16", 64, 16, 16, 8, (8, 4))
+        yield attention("*bf16", 64, 16, 16, 8, (4, 4))
+        return
+    for bits in ((16, 16), (8, 8), (8, 4), (4, 4)):
+        for width, block, rows, splits in (
+            (128, 32, 128, 1),
+            (128, 32, 16, 8),
+            (64, 16, 128, 1),
+            (80, 32, 64, 2),
+            (96, 32, 64, 1),
+            (256, 64, 64, 1),
+        ):
+            yield attention("*bf16", width, block, rows, splits, bits)
+        for kind, rows in (("*fp16", 128), ("*fp32", 64)):
+            yield attention(kind, 128, 32, rows, 1, bits)
+
+
+def main() -> None:
+    for arch in map(int, sys.argv[2:]):
+        for kernel, types, constants, options in variants(sys.argv[1] == "quick"):
+            names = kernel.arg_names
+            signature = {name: "constexpr" if name in constants else types[name] for name in names}
+            source = ASTSource(kernel, signature, constants)
+            compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+            sizes = " ".join(
+                f"{name}={constants[name]}"
+                for name in ("D", "ROWS", "KEY_BITS", "VALUE_BITS")
+                if name in constants
+            )
+            print(kernel.fn.__name__, types[names[0]], sizes, compiled.metadata.shared, flush=True)
+
+
+if __name__ == "__main__":
+    main()
