@@ -10,12 +10,15 @@ import click
 
 from kvtool.engine.storage.codecs import CODECS
 from kvtool.errors import KvtoolError
-from kvtool.options import NamedSizes, format_options, output_format
+from kvtool.options import NamedSizes, format_options, given_options, output_format, report_option
 from kvtool.renderers import RENDERERS
 
 if TYPE_CHECKING:
+    from kvtool.analysis.plan import Plan
     from kvtool.analysis.workload import Workload
     from kvtool.engine.compute.model import Model
+    from kvtool.engine.storage.identity import Identity
+    from kvtool.page import Page
     from kvtool.report import Report
 
 
@@ -42,6 +45,8 @@ class Config:
     tier_speeds: tuple[tuple[str, int], ...] = ()
     plan_out: Path | None = None
     dry_run: bool = False
+    report: Path | None = None
+    show_values: bool = False
     output_format: str = "terminal"
 
 
@@ -109,6 +114,10 @@ class Config:
     help="Also write the plan as table prewarm_plan of a DuckDB file; an analysis keeps its tables.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan and compute nothing.")
+@report_option
+@click.option(
+    "--show-values", is_flag=True, help="Print in the report what only one session sent, not masked."
+)
 @output_format("terminal", "json")
 def command(**options: Any) -> None:
     """Compute hot prefixes of a log once and store their KV blocks as shards.
@@ -139,8 +148,12 @@ def run(config: Config) -> "Report":
     from kvtool.engine.storage.identity import Identity
     from kvtool.engine.storage.reuse import write_reuse
     from kvtool.engine.worth import price
+    from kvtool.files import refuse_inputs
+    from kvtool.logs.sources import expand
     from kvtool.progress import counted
+    from kvtool.renderers.html import write_page
 
+    refuse_inputs([*expand(config.logs), *filter(None, [config.analysis])], config.report)
     notes: list[str] = []
     model = load_model(
         config.model, config.device, config.dtype, chat_template=config.chat_template, warn=notes.append
@@ -186,7 +199,56 @@ def run(config: Config) -> "Report":
         data["reuse_model"] = None if reuse is None else len(reuse.hazards)
         report = run_report({**data, **run_json(result, perf_counter() - started)}, priced)
     report.notes[:0] = notes
+    if config.report is not None:
+        report.page = page(config, plan, report.data, workload, model, identity)
+        write_page(report, config.report)
     return report
+
+
+def page(
+    config: Config,
+    plan: "Plan",
+    data: dict[str, Any],
+    workload: "Workload",
+    model: "Model",
+    identity: "Identity",
+) -> "Page":
+    """The plan's pictures, or those of what is stored."""
+    import numpy as np
+
+    from kvtool.engine.prewarm import plan_hashes
+    from kvtool.engine.prewarm_page import prewarm_page
+    from kvtool.engine.storage.shards import open_shards
+    from kvtool.lint.redact import shape
+
+    index = {} if config.dry_run or config.out is None else open_shards(config.out).index
+    return prewarm_page(
+        plan,
+        data,
+        workload,
+        model.encoder,
+        [index.get(name) for name in plan_hashes(plan, identity)],
+        identity.shape.elements,
+        np.zeros(len(plan), np.bool_),
+        arguments(config),
+        dict(config.budgets).get("disk"),
+        None if config.show_values else shape,
+    )
+
+
+def arguments(config: Config) -> list[str]:
+    """The command's arguments for a run of the same plan."""
+    source = [("--logs", log) for log in config.logs] or [("--from", str(config.analysis))]
+    pairs = [*source, *given_options(config)]
+    for name in ("model", "block_size", "min_requests", "codec", "dtype"):
+        value = getattr(config, name)
+        if value != getattr(Config, name):
+            pairs.append((f"--{name.replace('_', '-')}", str(value)))
+    for option, sizes in (("--budget", config.budgets), ("--tenant-budget", config.tenant_budgets)):
+        if sizes:
+            pairs.append((option, ",".join(f"{tier}={size}" if tier else str(size) for tier, size in sizes)))
+    pairs.append(("--out", str(config.out or "shards")))
+    return [part for pair in pairs for part in pair if part]
 
 
 def existing(folder: Path) -> Path:

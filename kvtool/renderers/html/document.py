@@ -64,13 +64,13 @@ def _sections(page: dict[str, Any], findings: bool) -> list[tuple[str, str]]:
     present = [
         ("findings", "Findings", findings),
         ("next", "What to do next", page["steps"]),
+        ("strip", "Stored blocks", page["storage"] and page["storage"]["cells"]),
         ("tree", "Prompt tree", page["trie"]),
         ("capacity", "Cache size", page["capacity"]),
         ("block-size", "Block size", page["block_sizes"]),
         ("routing", "Routing", page["routing"]),
         ("over-time", "Over time", page["over_time"] and len(page["over_time"]["intervals"]) > 1),
         ("sessions", "Sessions", page["sessions"]),
-        ("strip", "Stored blocks", page["storage"]),
     ]
     return [(id, name) for id, name, there in present if there]
 
