@@ -103,6 +103,7 @@ def run(config: Config) -> "Report":
             server.reset()
         stats = server.stats()
         stored = stored_blocks(server, stats)
+        policy = server.policy() if stats is not None else None
         target = Target(
             config.url,
             model,
@@ -117,7 +118,7 @@ def run(config: Config) -> "Report":
         server.close()
     predicted = None
     if stats is not None:
-        predicted, why = prediction(config, requests, sent, stats, stored)
+        predicted, why = prediction(config, requests, sent, stats, policy, stored)
         notes += [why] if why else []
         if predicted and any(stats["tiers"][tier]["used"] for tier in stats["tiers"] if tier != "shards"):
             notes.append("the cache was not empty: the prediction takes its blocks to stay (see --reset)")
@@ -172,13 +173,15 @@ def prediction(
     requests: Sequence["Request"],
     sent: Sequence["Sent"],
     stats: Mapping[str, Any],
+    policy: Mapping[str, Any] | None,
     stored: set[str] | None,
 ) -> tuple[list[int] | None, str]:
     """(cached tokens of each answered request, "") as the simulator sees it, or (None, why not)."""
-    from kvtool.engine.predict import Answered, predict
+    from kvtool.engine.predict import Answered, policy_of, predict
+    from kvtool.engine.replay import session_of
     from kvtool.tokens import load_encoder
 
-    if stored is None:
+    if stored is None or policy is None:
         return None, "no prediction: the server lists its blocks only with its admin key (--api-key)"
     encoder = load_encoder(config.tokenizer, config.chat_template)
     if encoder.fingerprint != stats["encoder"]:
@@ -189,13 +192,12 @@ def prediction(
     answered = [(request, result) for request, result in zip(requests, sent, strict=True) if not result.error]
     prompts = encoder.encode([request for request, _ in answered])
     work = []
-    for number, ((request, result), prompt) in enumerate(zip(answered, prompts, strict=True)):
+    for (request, result), prompt in zip(answered, prompts, strict=True):
         if len(prompt) != result.prompt:
             counts = f"{len(prompt)} tokens here and {result.prompt} at the server"
             return None, f"no prediction: {result.place} has {counts}, which may be normalizing"
-        at = float(number) if request.arrival is None else request.arrival / 1e6
-        work.append(Answered(prompt, result.completion, at, request.session))
-    return predict(work, stats, stored), ""
+        work.append(Answered(prompt, result.completion, result.at, session_of(request)))
+    return predict(work, stats, policy_of(policy), stored), ""
 
 
 def describe(

@@ -1,12 +1,16 @@
 """What our own server's cache should find for a replayed log: the same pool, driven without a model."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from kvtool.blocks import BlockHash, TokenIds, reusable_blocks
 from kvtool.cache.index import BlockIndex
 from kvtool.cache.policies import POLICIES
+from kvtool.cache.policies.fitted import in_use
+from kvtool.cache.policy import Policy
 from kvtool.cache.tiers import TieredPool
 
 
@@ -20,20 +24,31 @@ class Answered:
     session: str | None
 
 
-def predict(requests: Sequence[Answered], stats: Mapping[str, Any], stored: set[str]) -> list[int]:
+def policy_of(document: Mapping[str, Any]) -> Policy:
+    """The policy that /kv/policy describes; what `fitted` has learned stands in its parameters."""
+    known = POLICIES.load(str(document["name"]))
+    parameters = tuple(float(number) for number in document["parameters"])
+    if document["ages"]:
+        return Policy(known.name, in_use, parameters, ages=True)
+    return replace(known, parameters=parameters)
+
+
+def predict(
+    requests: Sequence[Answered], stats: Mapping[str, Any], policy: Policy, stored: set[str]
+) -> list[int]:
     """Prompt tokens of each request that the cache serves, one request after the other.
 
-    stats: /kv/stats before the replay, for capacities and policy. stored: hashes (hex) that the server
-    has in some tier by then; they are taken to stay there, as shards do.
+    stats: /kv/stats before the replay, for capacities. stored: hashes (hex) that the server has in some tier
+    by then; they are taken to stay there, as shards do.
     """
     size = int(stats["block_size"])
     tiers = {name: int(tier["capacity"]) for name, tier in stats["tiers"].items()}
-    pool = TieredPool(
-        POLICIES.load(stats["policy"]), tiers["device"], tiers.get("host", 0), tiers.get("disk", 0)
-    )
+    encodes = stats.get("tier_codec", "raw") != "raw"
+    pool = TieredPool(policy, tiers["device"], tiers.get("host", 0), tiers.get("disk", 0), encodes)
     root = BlockHash(bytes.fromhex(stats["root"]))
     index = BlockIndex(pool, size, 1 << 62, lambda block, _: 0 if block.hex() in stored else -1)
     found: list[int] = []
+    unseen = 1 << 32  # what was answered is not known: each of its blocks is like no other
     for request in requests:
         nodes = index.chain(request.prompt, root)
         tokens = len(request.prompt)
@@ -48,7 +63,10 @@ def predict(requests: Sequence[Answered], stats: Mapping[str, Any], stored: set[
         while len(lease.slots) * size < computed and pool.extend(lease, 1):
             pass
         for _ in range(min(computed // size, len(lease.slots)) - len(lease.nodes)):
-            node = pool.add_node(lease.nodes[-1] if lease.nodes else -1)
+            unseen -= 1
+            block = np.full(size, unseen, np.uint32)
+            node = index.child(lease.nodes[-1] if lease.nodes else -1, block, root)
+            assert node is not None
             pool.append(lease, node, request.at, request.session)
             pool.commit(lease, len(lease.nodes))
         pool.release(lease, request.completion)

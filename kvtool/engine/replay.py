@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -15,7 +15,8 @@ from kvtool.requests import Request
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One request's fate. ttft, total: seconds from sending to the first text, and to the end.
+    """One request's fate. ttft, total: seconds from sending to the first text, and to the end. at: when it was
+    sent, in seconds of the replay.
 
     `error` says why there is no answer; the counts are then 0. cached is None where the server is silent.
     text: all that the answer says, tool calls as JSON.
@@ -30,6 +31,7 @@ class Sent:
     total: float = 0.0
     text: str = ""
     error: str | None = None
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,12 @@ class Server:
             if not page["blocks"] or len(hashes) >= page["total"]:
                 return hashes
 
+    def policy(self) -> dict[str, Any] | None:
+        """What it ranks blocks by, parameters and all; None without the admin key."""
+        answer = self._client.get("/kv/policy")
+        found = answer.json() if answer.status_code == 200 else None
+        return found if isinstance(found, dict) else None
+
     def reset(self) -> None:
         """Empty its memory and disk tiers."""
         answer = self._client.post("/kv/reset", json={})
@@ -123,6 +131,7 @@ async def _replay(requests: Sequence[Request], target: Target, done: Callable[[i
     gate = asyncio.Semaphore(target.in_flight)
     base = target.url.rstrip("/").removesuffix("/v1")
     finished = 0
+    started = time.perf_counter()
     async with httpx.AsyncClient(
         base_url=base, headers=headers, timeout=httpx.Timeout(target.timeout, connect=10.0), limits=limits
     ) as client:
@@ -130,13 +139,13 @@ async def _replay(requests: Sequence[Request], target: Target, done: Callable[[i
         async def one(request: Request) -> Sent:
             nonlocal finished
             try:
-                return await _send(client, request, target)
+                at = time.perf_counter() - started
+                return replace(await _send(client, request, target), at=at)
             finally:
                 gate.release()
                 finished += 1
                 done(finished)
 
-        started = time.perf_counter()
         tasks = []
         for request, delay in zip(requests, delays(requests, target.speed), strict=True):
             await asyncio.sleep(max(started + delay - time.perf_counter(), 0))
@@ -158,6 +167,11 @@ def delays(requests: Sequence[Request], speed: float | None) -> list[float]:
             latest = max(latest, (request.arrival - first) / 1e6 / speed)
         found.append(latest)
     return found
+
+
+def session_of(request: Request) -> str | None:
+    """The session that the server is told; a header holds ASCII only."""
+    return request.session if request.session and request.session.isascii() else None
 
 
 def body_of(request: Request, target: Target) -> tuple[str, dict[str, Any]]:
@@ -183,7 +197,8 @@ def body_of(request: Request, target: Target) -> tuple[str, dict[str, Any]]:
 async def _send(client: httpx.AsyncClient, request: Request, target: Target) -> Sent:
     place = f"{request.source.file}:{request.source.row}"
     path, body = body_of(request, target)
-    headers = {"X-Session-Id": request.session} if request.session and request.session.isascii() else {}
+    session = session_of(request)
+    headers = {} if session is None else {"X-Session-Id": session}
     usage: dict[str, Any] = {}
     first: float | None = None
     pieces: list[str] = []

@@ -57,6 +57,66 @@ def test_measured_is_predicted_with_room_and_without(
         assert cleared["hit_rate"] == {"measured": 0.0, "predicted": 0.0}
 
 
+@pytest.fixture
+def crowded(tmp_path: Path) -> Path:
+    """200 chats of 24 sessions that come and go, some in bursts: more blocks than the server below holds."""
+    rows = []
+    turns: dict[int, int] = {}
+    for number in range(200):
+        session = (number * number // 7 + number % 3) % 24
+        turns[session] = turns.get(session, 0) + 1
+        said = [
+            {"role": role, "content": f"{role} {turn} of {session}: {'abcdefgh'[session % 8] * 12}"}
+            for turn in range(min(turns[session], 5))
+            for role in ("user", "assistant")
+        ]
+        system = f"You are agent number {session % 4}. " * 5
+        rows.append(
+            {
+                "messages": [{"role": "system", "content": system}, *said[:-1]],
+                "timestamp": 1700000000 + number,
+                "session_id": f"s{session}",
+            }
+        )
+    path = tmp_path / "crowded.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("policy", ["lru", "cost", "fitted"])
+def test_the_prediction_holds_under_every_policy_of_the_server(
+    serving: Callable[..., Any], tiny_model: Path, crowded: Path, tmp_path: Path, policy: str
+) -> None:
+    """Less than half a point apart on a recorded stream with evictions; `fitted` with what it has learned."""
+    shards = None
+    if policy == "fitted":
+        shards = tmp_path / "shards"
+        common = ("--logs", crowded, "--model", tiny_model, "--block-size", 16, "--min-requests", 100)
+        made = CliRunner().invoke(main, ["prewarm", *map(str, common), "--out", str(shards)])
+        assert made.exit_code == 0, made.output
+    options = {"model": str(tiny_model), "block_size": 16, "device_blocks": 60, "host_memory": 0}
+    with serving(**options, policy=policy, shards=shards) as running:
+        running.engine.scheduler.rates.worth_loading = len  # this model computes faster than it reads
+        assert running.engine.scheduler.pool.device.policy.ages is (policy == "fitted")
+        found = document(
+            crowded,
+            "--url",
+            running.url,
+            "--tokenizer",
+            tiny_model,
+            "--fast",
+            "--in-flight",
+            1,
+            "--max-tokens",
+            2,
+        )
+        running.idle()
+        assert running.engine.scheduler.pool.lost > 100 and running.counts.get("bad_blocks", 0) == 0
+    rates = found["hit_rate"]
+    assert rates["predicted"] == pytest.approx(rates["measured"], abs=0.005)
+    assert 0.2 < rates["measured"] < 0.9
+
+
 def test_terminal_output_and_other_tokenizers(
     serving: Callable[..., Any], tiny_model: Path, branching_log: Path
 ) -> None:

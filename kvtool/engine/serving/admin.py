@@ -86,6 +86,13 @@ def admin_routes(engine: Engine, intake: Intake, keys: Keys) -> APIRouter:
         keys.admin(request.headers.get("authorization"))  # counts tell what others do
         return snapshot(engine)
 
+    @router.get("/policy")
+    async def policy(request: Request) -> dict[str, Any]:
+        """What blocks are ranked by, to predict this server's hits elsewhere."""
+        keys.admin(request.headers.get("authorization"))
+        now = engine.scheduler.pool.device.policy
+        return {"name": now.name, "parameters": list(now.parameters), "ages": now.ages}
+
     @router.get("/blocks")
     async def blocks(
         request: Request,
