@@ -55,6 +55,29 @@ class Arena:
             key.index_copy_(0, index, new_key.to(self.device))
             value.index_copy_(0, index, new_value.to(self.device))
 
+    def pack(self, slots: Sequence[int]) -> Tensor:
+        """Copies of the blocks in `slots`, each in one piece: [n, elements], keys and values by layer."""
+        index = torch.as_tensor(slots, device=self.device)
+        elements = self.block_bytes // self.dtype.itemsize
+        packed = torch.empty((len(slots), elements), dtype=self.dtype, device=self.device)
+        at = 0
+        for pair in zip(self.keys, self.values, strict=True):
+            for tensor in pair:
+                size = tensor[0].numel()
+                packed[:, at : at + size] = tensor.index_select(0, index).flatten(1)
+                at += size
+        return packed
+
+    def unpack(self, slots: Sequence[int], packed: Tensor) -> None:
+        """Fill `slots` with what `pack` made, on the same device."""
+        index = torch.as_tensor(slots, device=self.device)
+        at = 0
+        for pair in zip(self.keys, self.values, strict=True):
+            for tensor in pair:
+                size = tensor[0].numel()
+                tensor.index_copy_(0, index, packed[:, at : at + size].view(-1, *tensor.shape[1:]))
+                at += size
+
     def read_block(self, slot: int) -> Block:
         """A copy of one block, on the arena's device."""
         pairs = zip(self.keys, self.values, strict=True)
