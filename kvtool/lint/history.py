@@ -85,8 +85,8 @@ def changed_place(change: Change, step: Step, corpus: Corpus) -> Place:
 
 
 def unit_place(request: int, unit: Unit) -> Place:
-    """All of a unit's first text."""
-    field = unit.fields[0]
+    """All of a unit's longest text."""
+    field = max(unit.fields, key=lambda one: len(one.text))
     return request, field.path, field.role, max(field.offset, 0), max(field.offset, 0) + len(field.text)
 
 

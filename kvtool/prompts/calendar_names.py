@@ -1,6 +1,6 @@
 """Names of months and weekdays in the languages that prompts are written in, as one pattern each.
 
-Forms as they stand beside a day (genitive where a language has one), checked against CLDR as babel 2.19 has it.
+Forms as they stand beside a day (genitive where a language has one), checked against CLDR in babel 2.19.
 """
 
 import re

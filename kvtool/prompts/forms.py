@@ -1,5 +1,7 @@
-"""Forms of one text that people read alike: line ends, Unicode composition, white space, JSON layout."""
+"""Forms of a text that people read alike: line ends, Unicode, white space, JSON layout."""
 
+import ast
+import contextlib
 import json
 import re
 import unicodedata
@@ -13,13 +15,13 @@ _LINE_END = re.compile(r"[^\S\n]+$", re.M)
 
 
 def canonical(text: str) -> str:
-    """Equal for texts that differ in form only: JSON with sorted keys, else NFC with single spaces."""
+    """Equal for texts that differ in form only: JSON or a Python literal with sorted keys, else NFC with
+    single spaces."""
     stripped = text.strip()
     if stripped[:1] in ("{", "["):
-        try:
-            return json.dumps(json.loads(stripped), sort_keys=True)
-        except (ValueError, RecursionError):
-            pass
+        for read in (json.loads, ast.literal_eval):
+            with contextlib.suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+                return json.dumps(read(stripped), sort_keys=True)
     return re.sub(r"\s+", " ", unicodedata.normalize("NFC", stripped))
 
 

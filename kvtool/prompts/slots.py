@@ -17,6 +17,8 @@ from kvtool.prompts.values import EAST_ASIAN, listings, moments
 
 SAMPLES = 64
 """Variants looked at when a slot is widened."""
+APART = 0.1
+"""Share of requests whose text may fit no skeleton before the whole field counts as exchanged."""
 OPENING_STABLE = 120
 """Characters of stable text behind a slot that no two people write by chance."""
 LONGEST_MOMENT = 80
@@ -163,6 +165,9 @@ def find_slots(agent: int, strings: Strings) -> list[Slot]:
         if len(variants) < 2:
             continue
         skeleton = widened(align(list(variants)), list(variants))
+        apart = sum(len(indices) for text, indices in variants.items() if skeleton.gaps(text) is None)
+        if apart > APART * len(texts) and len(strings) > 1:
+            skeleton = Skeleton(("", ""))  # another text altogether, beside fields that stay
         if len(skeleton.literals) < 2:
             continue
         role = next(iter(texts.values()))[1]
@@ -263,6 +268,8 @@ def _value_around(text: str, start: int, end: int, stamps: Sequence[tuple[int, i
         right = stop.end() if text[stop.end() : stop.end() + 1] in ("", "\n") else end
         if "\n" in text[start:end] and ":" not in text[opening:start]:
             left = opening
+    elif dump := _dump_around(text, start, end):
+        left, right = dump
     elif end > start:
         if _INSIDE_WORD.match(text[start]):
             while left and _INSIDE_WORD.match(text[left - 1]):
@@ -272,12 +279,31 @@ def _value_around(text: str, start: int, end: int, stamps: Sequence[tuple[int, i
             label = text.rfind(":", left, start)
             if label >= 0 and not re.match(r"://|:[\\/]", text[label:start]):
                 left = label + 1
-        if _INSIDE_WORD.match(text[end - 1]):
+        padding = re.compile(r"={1,2}(?![\w=])").match(text, end)
+        if padding is not None and (end - left) % 4 == 4 - len(padding[0]) and end - left > 16:
+            right = padding.end()  # base64
+        elif _INSIDE_WORD.match(text[end - 1]):
             while right < len(text) and _INSIDE_WORD.match(text[right]):
                 right += 1
             while right > end and text[right - 1] in ".:-":
                 right -= 1
     return left, right
+
+
+def _dump_around(text: str, start: int, end: int) -> tuple[int, int] | None:
+    """The JSON with a list of objects in it that makes up the line of [start, end): a dumped state."""
+    first, last = text.rfind("\n", 0, start) + 1, text.find("\n", end)
+    line = text[first : last if last >= 0 else len(text)]
+    opening = re.search(r"[{\[]", line)
+    closing = max(line.rfind("}"), line.rfind("]")) + 1
+    if opening is None or "[{" not in line.replace(" ", "") or opening.start() >= closing:
+        return None
+    left, right = first + opening.start(), first + closing
+    try:
+        json.loads(text[left:right])
+    except (ValueError, RecursionError):
+        return None
+    return (left, right) if left <= start and end <= right else None
 
 
 def _trimmed(skeleton: Skeleton, variants: Sequence[str]) -> Skeleton:

@@ -4,7 +4,7 @@ A clean step only adds messages behind those of the request before it. Everythin
 messages that left, came in between, or stand there with another text.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -85,10 +85,11 @@ class Turns:
     def _continued(self, index: int, known: Sequence[int]) -> int | None:
         """The one of `known` that shares most with `index`; the latest of equals, None without overlap.
 
-        White space does not count: of a history whose line ends come and go, the latest state is continued.
+        White space does not count, nor what was rewritten in its place: of a history that comes and goes in
+        two forms, the latest state is continued.
         """
         ids = [unit.id for unit in self.units[index]]
-        forms = {self._form[id] for id in ids}
+        forms = Counter(self._form[id] for id in ids)
         best: tuple[tuple[int, int], int] | None = None
         for other in known:
             theirs = [unit.id for unit in self.units[other]]
@@ -97,10 +98,12 @@ class Turns:
                     best = ((0, 0), -1)  # it starts over from an earlier point: nothing is lost
                 continue
             whole = ids[: len(theirs)] == theirs
-            same = len(theirs) if whole else len(set(ids) & set(theirs))
+            same = len(theirs) if whole else (Counter(ids) & Counter(theirs)).total()
             shared = same  # one message alone is no history that was read back: it begins a chat
             if not whole and len(ids) > 1:
-                shared = len(forms & {self._form[id] for id in theirs})
+                shared = (forms & Counter(self._form[id] for id in theirs)).total()
+                if 2 * shared >= len(theirs):
+                    shared = max(shared, self._in_place(index, other))
             overlap = (shared, same)
             if shared and (best is None or overlap >= best[0]):
                 best = (overlap, other)
@@ -113,6 +116,11 @@ class Turns:
             ):  # the first message was rewritten, or all were summed up
                 return known[-1]
         return best[1] if best else None
+
+    def _in_place(self, index: int, other: int) -> int:
+        """Messages of `other` that `index` has at their places, or that it has rewritten there."""
+        pairs = zip(self.units[index], self.units[other], strict=False)
+        return sum(mine.role == theirs.role for mine, theirs in pairs)
 
     def _step(self, previous: int, current: int) -> Step:
         old, new = self.units[previous], self.units[current]

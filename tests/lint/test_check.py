@@ -14,6 +14,7 @@ from kvtool.lint.check import edits_of as all_edits
 from kvtool.lint.check import examine, find, normalized, normalized_requests
 from kvtool.lint.corpus import arrival_order
 from kvtool.lint.price import replayed
+from kvtool.lint.samples import AGENT
 from kvtool.prompts import Normalizer
 from kvtool.requests import Request
 from kvtool.tokens import PromptEncoder
@@ -159,3 +160,66 @@ def test_incomplete_requests_are_not_judged(
     assert find(requests, encoder, BLOCK_SIZE)
     cut = [dataclasses.replace(request, incomplete="the log is cut") for request in requests]
     assert find(cut, encoder, BLOCK_SIZE) == []
+
+
+def test_a_field_exchanged_altogether_is_a_slot(read: Read, encoder: PromptEncoder) -> None:
+    """Two system messages: the second one is another text in every conversation."""
+    memories = [
+        "Likes the aisle seat, travels with a dog, speaks Catalan.",
+        "月曜日は返事をしない。",
+        "None so far!",
+    ]
+    rows = [
+        {
+            "messages": [
+                {"role": "system", "content": memory},
+                {"role": "system", "content": AGENT * 2},
+                {"role": "user", "content": f"Question {n}?"},
+            ],
+            "timestamp": 1_740_000_000 + n,
+        }
+        for n, memory in enumerate(memories * 3)
+    ]
+    found = find(read(rows), encoder, 32)
+    assert [(one.location.path, one.location.start, one.location.end) for one in found] == [
+        ("messages[0].content", 0, len(memories[0]))
+    ]
+
+
+def test_a_prompt_deployed_anew_is_no_slot(read: Read, encoder: PromptEncoder) -> None:
+    def rows(versions: Sequence[str]) -> list[dict[str, Any]]:
+        return [
+            {
+                "messages": [
+                    {"role": "system", "content": f"{version}\n{AGENT * 2}"},
+                    {"role": "user", "content": f"Question {n}, about bag {n}?"},
+                ],
+                "session_id": str(n),
+                "timestamp": 1_740_000_000 + n,
+            }
+            for n, version in enumerate(versions)
+        ]
+
+    old, new = "Be friendly and brief today.", "Be friendly and name the section."
+    assert find(read(rows([old] * 4 + [new] * 4)), encoder, 32) == []
+    assert [one.code for one in find(read(rows([old, new] * 4)), encoder, 32)] == ["KV100"]
+
+
+def test_tokens_of_the_text_taken_away_are_no_loss(read: Read, encoder: PromptEncoder) -> None:
+    """A long block that every session keeps: what it hides from others is lost, not what it held itself."""
+    rows = [
+        {
+            "messages": [
+                {"role": "system", "content": f"Your task: {chr(65 + s) * 300} and so on.\n{AGENT * 3}"},
+                {"role": "user", "content": "Hi"},
+                *[{"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "Go on"}] * turn,
+            ],
+            "session_id": str(s),
+            "timestamp": 1_740_000_000 + 10 * s + turn,
+        }
+        for s in range(4)
+        for turn in range(3)
+    ]
+    (found,) = find(read(rows), encoder, 32)
+    behind = len(AGENT * 3) // 4
+    assert 2 * behind < found.lost_tokens <= 3 * (behind + 32)  # three sessions compute it once too often

@@ -48,13 +48,8 @@ class ToolSet:
             names = Counter(_names(corpus, index) for index in indices)
             if len(names) < 2:
                 continue
-            best = max(names, key=lambda key: names[key])
-            if 2 * names[best] > len(indices):
-                source = next(index for index in indices if _names(corpus, index) == best)
-                tools = corpus.requests[source].tools or []
-            else:  # no set is the usual one: all that the agent ever has
-                tools = _union(corpus, corpus.members[corpus.agent[indices[0]]])
-                best = tuple(sorted(map(tool_name, tools)))
+            tools = self._wanted(corpus, indices, names)
+            best = tuple(sorted(map(tool_name, tools)))
             for index in indices:
                 mine = _names(corpus, index)
                 if mine != best:
@@ -78,6 +73,17 @@ class ToolSet:
             fix=self.fix,
             repair=repair,
         )
+
+    @staticmethod
+    def _wanted(corpus: Corpus, indices: list[int], names: Counter[tuple[str, ...]]) -> list[dict[str, Any]]:
+        """What each request of a conversation should have had: the tools that most have.
+
+        Where no set is the usual one, all that the agent ever has.
+        """
+        if 2 * max(names.values()) <= len(indices):
+            return _union(corpus, corpus.members[corpus.agent[indices[0]]])
+        often = Counter(name for index in indices for name in set(_names(corpus, index)))
+        return [tool for tool in _union(corpus, indices) if 2 * often[tool_name(tool)] > len(indices)]
 
     @staticmethod
     def _usual(corpus: Corpus) -> dict[tuple[int, int], list[int]]:
