@@ -75,15 +75,16 @@ def parse_bytes(text: str) -> int | None:
 def parse_capacity(text: str, workload: Workload, shape: ModelShape | None) -> int:
     """Blocks of a capacity: `1828` blocks, `5%` of the distinct blocks, `8GiB` of the model's KV."""
     if re.fullmatch(r"\d+", text):
-        return max(int(text), 1)
+        return int(text)
     if re.fullmatch(r"\d+(\.\d+)?%", text):
-        return max(round(float(text[:-1]) / 100 * workload.distinct_blocks), 1)
+        share = float(text[:-1]) / 100
+        return max(round(share * workload.distinct_blocks), 1 if share else 0)
     size = parse_bytes(text)
     if size is None:
         raise KvtoolError(f"--capacity {text}: not blocks (1828), a share (5%) or bytes (8GiB)")
     if shape is None:
         raise KvtoolError(f"--capacity {text}: bytes need --model", "name a model folder, or embedded")
-    return max(int(size / (shape.bytes_per_token() * workload.block_size)), 1)
+    return int(size / (shape.bytes_per_token() * workload.block_size))
 
 
 def describe_memory(workload: Workload, shape: ModelShape) -> dict[str, Any]:

@@ -6,6 +6,7 @@ first blocks.
 """
 
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -32,15 +33,17 @@ def replay(
     ttl: float | None = None,
     resident: Resident | None = None,
     admit: int = 1,
+    bits: NDArray[np.uint64] | None = None,
 ) -> NDArray[np.int64]:
     """Matched blocks of each request, int64 [r], with a cache of `capacity` blocks under `policy`.
 
     ttl: seconds after its last touch from which a block is not served any more; its slot is refilled.
     resident: blocks that are there at the start. admit: a block is kept from its admit-th request on; as
-    no block is asked for more often than its parent, what is kept stays whole prefixes.
+    no block is asked for more often than its parent, what is kept stays whole prefixes. bits: see
+    `session_bits`.
     """
     matched = np.empty(workload.requests, np.int64)
-    bits = session_bits(workload)
+    bits = session_bits(workload) if bits is None else bits
     state = None
     for first, last, stage in stages(policy, workload):
         state = (
@@ -89,10 +92,17 @@ def pool_state(
     return state._replace(parent=np.array(workload.parent), depth=np.array(workload.depth))
 
 
-def session_bits(workload: Workload) -> NDArray[np.uint64]:
-    """Each request's bit in the sharing sketch of the blocks it touches, as the runtime's, uint64 [r]."""
-    bits = np.array([session_bit(name) for name in [*workload.session_names, None]], np.uint64)
-    return bits[workload.session]
+def session_bits(workload: Workload, priorities: Sequence[tuple[str, int]] = ()) -> NDArray[np.uint64]:
+    """Each request's bits in the sharing sketch of the blocks it touches, as the runtime's, uint64 [r].
+
+    priorities: (glob, priority): a session whose name fits counts as that many; the last one that fits holds.
+    """
+    weight = {
+        name: next((many for glob, many in reversed(priorities) if fnmatchcase(name, glob)), 1)
+        for name in workload.session_names
+    }
+    bits = [session_bit(name, weight[name]) for name in workload.session_names]
+    return np.array([*bits, session_bit(None)], np.uint64)[workload.session]
 
 
 LOOP = (types.int64[::1], types.float64[::1], types.uint64[::1], types.int64[::1])

@@ -14,9 +14,11 @@ import numpy as np
 from numba import typeof, types
 from numpy.typing import NDArray
 
-from kvtool.analysis.replay import pool_state, serve_one, session_bits
+from kvtool.analysis.replay import LOOP, Schedule, pool_state, serve_one, session_bits, stages
+from kvtool.analysis.resident import Resident
 from kvtool.analysis.workload import Workload
 from kvtool.blocks import namespace
+from kvtool.cache.aging import reclassify
 from kvtool.cache.core import NODES, STATE, State, compiled, match, new_state
 from kvtool.cache.policy import KEY_TYPE, Policy
 
@@ -30,7 +32,7 @@ class RoutingConfig:
     """hash_blocks: how many first blocks are hashed, and how many a prefix must share to attract a request
     (the very first one is often common to all). bound: a replica whose prompt tokens exceed this multiple
     of the mean takes no request for its prefix's sake (Mirrokni et al., 2018). seed: of `random`.
-    ttl: see `replay`."""
+    ttl, admit: see `replay`."""
 
     replicas: int = 1
     routing: str = "prefix"
@@ -38,6 +40,7 @@ class RoutingConfig:
     bound: float = 1.25
     seed: int = 0
     ttl: float | None = None
+    admit: int = 1
 
 
 @dataclass(frozen=True)
@@ -53,32 +56,59 @@ class Routed:
         return float(load.max() / load.mean()) if load.any() else 1.0
 
 
-def replay_replicas(workload: Workload, policy: Policy, capacity: int, config: RoutingConfig) -> Routed:
-    """Replay with `capacity` blocks in all, the same for each replica."""
-    states = [
-        pool_state(workload, policy, max(capacity // config.replicas, 1)) for _ in range(config.replicas)
-    ]
-    rows: list[Any] = [np.stack(arrays) for arrays in zip(*states, strict=True)]
-    bank = State(*rows)
+def replay_replicas(
+    workload: Workload,
+    policy: Policy | Schedule,
+    capacity: int,
+    config: RoutingConfig,
+    resident: Resident | None = None,
+    bits: NDArray[np.uint64] | None = None,
+) -> Routed:
+    """Replay with `capacity` blocks in all, the same for each replica; each begins with `resident`."""
     chosen = _choose(workload, config)
     matched = np.empty(workload.requests, np.int64)
-    _replay(
-        bank,
-        policy.key,
-        workload.nodes,
-        workload.offsets,
-        workload.clock,
-        session_bits(workload),
-        workload.prompt_tokens,
-        workload.block_size,
-        config.hash_blocks,
-        config.bound,
-        np.inf if config.ttl is None else config.ttl,
-        np.zeros(config.replicas),
-        chosen,
-        matched,
-    )
+    bits = session_bits(workload) if bits is None else bits
+    load = np.zeros(config.replicas)
+    bank = None
+    for first, last, stage in stages(policy, workload):
+        if bank is None:
+            share = capacity // config.replicas
+            bank = _bank([pool_state(workload, stage, share, resident) for _ in range(config.replicas)])
+        else:
+            bank = bank._replace(parameters=np.stack([stage.parameter_array()] * config.replicas))
+            for replica in range(config.replicas):
+                reclassify(_row(bank, replica), float(workload.clock[first]))
+        _replay(
+            bank,
+            stage.key,
+            stage.ages,
+            workload.nodes,
+            workload.offsets[first : last + 1],
+            workload.clock[first:last],
+            bits[first:last],
+            workload.output_tokens[first:last],
+            workload.prompt_tokens[first:last],
+            workload.block_size,
+            config.hash_blocks,
+            config.bound,
+            np.inf if config.ttl is None else config.ttl,
+            config.admit,
+            load,
+            chosen[first:last],
+            matched[first:last],
+        )
     return Routed(matched, chosen)
+
+
+def _bank(states: list[State]) -> State:
+    """A State whose arrays have one row per replica."""
+    rows: list[Any] = [np.stack(arrays) for arrays in zip(*states, strict=True)]
+    return State(*rows)
+
+
+def _row(bank: State, replica: int) -> State:
+    rows: list[Any] = [array[replica] for array in bank]
+    return State(*rows)
 
 
 def _choose(workload: Workload, config: RoutingConfig) -> NDArray[np.int64]:
@@ -129,9 +159,7 @@ def _hashed(workload: Workload, config: RoutingConfig) -> NDArray[np.int64]:
 
 # All of this is compiled as the core is, without reference counts: a counting caller would give back
 # rows of a bank that it never took.
-_ROWS: list[Any] = [array.reshape(1, -1) for array in new_state(1, 1, np.zeros(1))]
-BANK = typeof(State(*_ROWS))
-"""A State whose arrays have one row per replica."""
+BANK = typeof(_bank([new_state(1, 1, np.zeros(1))]))
 
 
 @compiled(STATE(BANK, types.int64))
@@ -192,34 +220,26 @@ def _by_cost(bank: Any, blocks: Any, load: Any, block_size: Any) -> Any:
 
 @compiled(
     types.void(
-        BANK,
-        KEY_TYPE,
-        NODES,
-        types.int64[::1],
-        types.float64[::1],
-        types.uint64[::1],
-        types.int64[::1],
-        types.int64,
-        types.int64,
-        types.float64,
-        types.float64,
-        types.float64[::1],
-        types.int64[::1],
-        types.int64[::1],
+        *(BANK, KEY_TYPE, types.boolean, NODES, *LOOP, types.int64[::1]),
+        *(types.int64, types.int64, types.float64, types.float64, types.int64),
+        *(types.float64[::1], types.int64[::1], types.int64[::1]),
     )
 )
 def _replay(
     bank: Any,
     key: Any,
+    ages: Any,
     nodes: Any,
     offsets: Any,
     clock: Any,
     bits: Any,
+    outputs: Any,
     prompt_tokens: Any,
     block_size: Any,
     least: Any,
     bound: Any,
     ttl: Any,
+    admit: Any,
     load: Any,
     chosen: Any,
     matched: Any,
@@ -234,6 +254,7 @@ def _replay(
         elif chosen[request] == BY_COST:
             chosen[request] = _by_cost(bank, blocks, load, block_size)
         replica = chosen[request]
-        hit = serve_one(_replica(bank, replica), key, blocks, clock[request], bits[request], ttl)
+        now, bit, output = clock[request], bits[request], outputs[request]
+        hit = serve_one(_replica(bank, replica), key, ages, blocks, now, bit, output, ttl, admit)
         matched[request] = hit
         load[replica] += max(tokens - hit * block_size, 0) if by_cost else tokens

@@ -14,12 +14,14 @@ from kvtool.analysis.flops import TYPICAL, Prefill
 from kvtool.analysis.hit_rates import capped, matched_blocks
 from kvtool.analysis.memory import ModelShape, describe_memory, parse_capacity
 from kvtool.analysis.rates import Rates, rates_of
-from kvtool.analysis.replay import replay
+from kvtool.analysis.replay import Schedule, replay, session_bits
 from kvtool.analysis.resident import Resident
 from kvtool.analysis.simulation_advice import Known, advise
 from kvtool.analysis.tier_rows import tier_rows
 from kvtool.analysis.workload import Workload
+from kvtool.cache.composite import DEFAULTS, WEIGHTS
 from kvtool.cache.policies import POLICIES
+from kvtool.cache.policy import Policy
 from kvtool.errors import KvtoolError
 
 if TYPE_CHECKING:
@@ -29,7 +31,10 @@ BELADY = "belady"
 """The offline optimum; not a policy that could run, hence not in the registry."""
 
 FITTED = "fitted"
-"""The policy that needs a model of the log; without one, in replicas and with a ttl, it ranks as `cost`."""
+"""The policy that learns from the log as it goes."""
+
+COST = "cost"
+"""The policy whose weights can be set."""
 
 CAPACITIES = ("1%", "3%", "5%", "10%", "30%", "100%")
 DEFAULT_POLICIES = ("lru", "cost", BELADY)
@@ -39,8 +44,10 @@ DEFAULT_POLICIES = ("lru", "cost", BELADY)
 class SimulateConfig:
     """capacities: as `parse_capacity` reads them, all replicas together. train_fraction: requests before
     it only warm the caches. ttl: seconds. tiers: (name, capacity), fastest first; tier_speeds: (name, bytes a
-    second). timed: requests overlap (one replica, no ttl); None: one after the other. prefetch: from lower
-    tiers, as learned from the training part."""
+    second), tier_latencies: (name, seconds); tiers_keep: see `replay_tiers`. timed: requests overlap (one
+    replica); None: one after the other. prefetch: from lower tiers, as learned from the training part. admit:
+    see `replay`; with tiers, what the lower ones take. weights: of `cost`, by name; priorities: see
+    `session_bits`."""
 
     capacities: tuple[str, ...] = CAPACITIES
     policies: tuple[str, ...] = DEFAULT_POLICIES
@@ -51,9 +58,14 @@ class SimulateConfig:
     ttl: float | None = None
     tiers: tuple[tuple[str, str], ...] = ()
     tier_speeds: tuple[tuple[str, int], ...] = ()
+    tier_latencies: tuple[tuple[str, float], ...] = ()
+    tiers_keep: bool = False
     prefetch: bool = False
     seed: int = 0
     timed: "TimedConfig | None" = None
+    admit: int = 1
+    weights: tuple[tuple[str, float], ...] = ()
+    priorities: tuple[tuple[str, int], ...] = ()
 
 
 class Simulation:
@@ -69,10 +81,22 @@ class Simulation:
     ) -> None:
         """resident: blocks with which every setting is simulated a second time, as a prewarmed start. known:
         what advice may point to."""
-        if resident is not None and config.replicas > 1:
-            raise KvtoolError("a prewarmed start is simulated on one replica, without --replicas")
-        if config.timed is not None and (config.replicas > 1 or config.ttl is not None):
-            raise KvtoolError("overlapping requests are simulated on one replica, without --ttl")
+        if config.timed is not None and config.replicas > 1:
+            raise KvtoolError(
+                "overlapping requests are simulated on one replica",
+                "leave out --replicas, or --prefill-rate, --decode-rate and --cache-outputs",
+            )
+        named = {name for name, _ in config.tiers}
+        for option, pairs in (
+            ("--tier-speed", config.tier_speeds),
+            ("--tier-latency", config.tier_latencies),
+        ):
+            for name, _ in pairs:
+                if name not in named:
+                    raise KvtoolError(f"{option} {name}: no such tier", "name it in --tiers, as host=20%")
+        for name, _ in config.weights:
+            if name not in WEIGHTS:
+                raise KvtoolError(f"--cost-weight {name}: not one of {', '.join(WEIGHTS)}")
         if config.prefetch and (len(config.tiers) < 2 or config.train_fraction <= 0):
             raise KvtoolError(
                 "prefetch needs a tier to fetch from and a part of the log to learn from",
@@ -121,87 +145,127 @@ class Simulation:
             document["memory"] = describe_memory(self.workload, self.shape)
         return document
 
+    @cached_property
+    def bits(self) -> NDArray[np.uint64]:
+        """Each request's bits in the sharing sketch, uint64 [r]."""
+        return session_bits(self.workload, self.config.priorities)
+
     def row(self, policy: str, capacity: int, routing: str | None = None) -> dict[str, Any]:
         """One setting. Belady is one cache of the whole capacity, whatever the replicas."""
         routing = routing or self.config.routing
         split = self.config.replicas > 1 and policy != BELADY
-        imbalance = 1.0
-        extra: dict[str, Any] = {}
-        if policy == BELADY:
-            matched = belady(self.workload, capacity)
-        elif split:
-            from kvtool.analysis.routing import RoutingConfig, replay_replicas  # compiled at first import
-
-            routed = replay_replicas(
-                self.workload,
-                POLICIES.load(policy),
-                capacity,
-                RoutingConfig(
-                    self.config.replicas,
-                    routing,
-                    self.config.hash_blocks,
-                    seed=self.config.seed,
-                    ttl=self.config.ttl,
-                ),
-            )
-            matched = routed.matched
-            tokens = self.workload.prompt_tokens
-            computed = tokens - capped(matched, tokens, self.workload.block_size)
-            computed[: self.measured.start] = 0
-            imbalance = routed.load_over_mean(computed, self.config.replicas)
-        else:
-            matched, extra = self._one_cache(policy, capacity, None)
-            if self.resident is not None:
-                extra["prewarmed"] = self._prewarmed(policy, capacity, self.resident)
-        return {
+        matched, extra = self._matched(policy, capacity, routing, None)
+        rates = rates_of(self.workload, matched, self.prefill, self.measured)
+        row = {
             "policy": policy,
             "capacity_blocks": capacity,
             "capacity_share": round(capacity / max(self.workload.distinct_blocks, 1), 6),
             "replicas": self.config.replicas if split else 1,
             "routing": routing if split else None,
-            **rounded(rates_of(self.workload, matched, self.prefill, self.measured)),
-            "max_load_over_mean": round(imbalance, 6),
+            **rounded(rates),
+            "max_load_over_mean": 1.0,
             **extra,
         }
+        if self.resident is not None and policy != BELADY:
+            row["prewarmed"] = self._prewarmed(policy, capacity, routing, self.resident)
+        return row
 
     def single_cache(self, policy: str, capacity: int) -> dict[str, Any]:
         """The row of one cache with the capacity of all replicas."""
-        return Simulation(self.workload, replace(self.config, replicas=1), self.shape).row(policy, capacity)
+        return self.varied(replicas=1).row(policy, capacity)
 
-    def _one_cache(
-        self, policy: str, capacity: int, resident: Resident | None
+    def varied(self, **changes: Any) -> "Simulation":
+        """The same log under other settings."""
+        return Simulation(self.workload, replace(self.config, **changes), self.shape)
+
+    def _policy(self, name: str) -> Policy | Schedule:
+        if name == FITTED:
+            return self.fitted.schedule
+        if name == COST and self.config.weights:
+            weights = {**dict(zip(WEIGHTS, DEFAULTS, strict=True)), **dict(self.config.weights)}
+            return replace(POLICIES.load(name), parameters=tuple(weights.values()))
+        return POLICIES.load(name)
+
+    def _matched(
+        self, policy: str, capacity: int, routing: str, resident: Resident | None
     ) -> tuple[NDArray[np.int64], dict[str, Any]]:
         """Matched blocks of each request, int64 [r], and what else there is to say."""
-        if self.config.timed is not None:
+        config = self.config
+        if policy == BELADY:
+            return belady(self.workload, capacity), {}
+        if config.replicas > 1:
+            from kvtool.analysis.routing import RoutingConfig, replay_replicas  # compiled at first import
+
+            routed = replay_replicas(
+                self.workload,
+                self._policy(policy),
+                capacity,
+                RoutingConfig(
+                    config.replicas,
+                    routing,
+                    config.hash_blocks,
+                    seed=config.seed,
+                    ttl=config.ttl,
+                    admit=config.admit,
+                ),
+                resident,
+                self.bits,
+            )
+            tokens = self.workload.prompt_tokens
+            computed = tokens - capped(routed.matched, tokens, self.workload.block_size)
+            computed[: self.measured.start] = 0
+            imbalance = routed.load_over_mean(computed, config.replicas)
+            return routed.matched, {"max_load_over_mean": round(imbalance, 6)}
+        if config.timed is not None:
             from kvtool.analysis.timed import replay_timed
 
-            timed = replay_timed(self.workload, POLICIES.load(policy), capacity, self.config.timed, resident)
+            settings = replace(config.timed, ttl=config.ttl, admit=config.admit)
+            timed = replay_timed(self.workload, self._policy(policy), capacity, settings, resident, self.bits)
             return timed.matched, {"bypassed_requests": timed.bypassed, "most_held_blocks": timed.most_held}
-        if policy == FITTED and self.config.ttl is None:
-            return self.fitted.matched(capacity, resident), {}
-        return replay(self.workload, POLICIES.load(policy), capacity, self.config.ttl, resident), {}
+        return (
+            replay(
+                self.workload, self._policy(policy), capacity, config.ttl, resident, config.admit, self.bits
+            ),
+            {},
+        )
 
-    def _prewarmed(self, policy: str, capacity: int, resident: Resident) -> dict[str, Any]:
-        matched, _ = self._one_cache(policy, capacity, resident)
+    def _prewarmed(self, policy: str, capacity: int, routing: str, resident: Resident) -> dict[str, Any]:
+        matched, _ = self._matched(policy, capacity, routing, resident)
         rates = rates_of(self.workload, matched, self.prefill, self.measured)
         return {
-            "blocks": min(len(resident.nodes), capacity),
+            "blocks": min(len(resident.nodes), capacity // self.config.replicas),
             "tokens": round(rates.tokens, 6),
             "hit_blocks": rates.hit_blocks,
             "rebuild_flops_saved": round(rates.rebuild_flops_saved, 6),
         }
 
     def tier_rows(self) -> list[dict[str, Any]]:
-        """What each of the tiers does under LRU."""
-        rate = None if self.config.timed is None else self.config.timed.prefill_rate
+        """What each of the tiers does under each policy."""
+        config = self.config
+        if not config.tiers:
+            return []
+        from kvtool.analysis.tiered import replay_tiers  # compiled at first import
+
+        rate = None if config.timed is None else config.timed.prefill_rate
         speeds = {}
-        if self.config.tier_speeds:
+        if config.tier_speeds:
             if self.shape is None:
                 raise KvtoolError("--tier-speed: bytes need --model", "name a model folder, or embedded")
             block = self.shape.bytes_per_token() * self.workload.block_size
-            speeds = {name: speed / block for name, speed in self.config.tier_speeds}
-        tiers = [(name, self._blocks(text)) for name, text in self.config.tiers]
-        return tier_rows(self.workload, self.curve, tiers, rate, speeds)
+            speeds = {name: speed / block for name, speed in config.tier_speeds}
+        tiers = [(name, self._blocks(text)) for name, text in config.tiers]
+        sizes = [blocks for _, blocks in tiers]
+        rows = []
+        for policy in self._policies():
+            if policy == BELADY:
+                continue
+            tiered = replay_tiers(
+                self.workload, self._policy(policy), sizes, config.tiers_keep, config.admit, self.bits
+            )
+            latencies = dict(config.tier_latencies)
+            found = tier_rows(self.workload, tiered, tiers, self.measured, rate, speeds, latencies)
+            rows += [{"policy": policy, **row} for row in found]
+        return rows
 
     def prefetch(self) -> dict[str, Any]:
         """What prefetching to the first tier would do to the requests after the training part."""

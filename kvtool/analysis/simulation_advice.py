@@ -20,6 +20,12 @@ POOR = 0.3
 
 SHARES = (0.9, 0.95, 0.99)
 
+MIDDLING = (0.2, 0.9)
+"""Shares of what an unbounded cache serves between which the ranking of blocks decides."""
+
+VARIANTS = (("tau", 30), ("tau", 300), ("tau", 1000), ("rebuild", 0.5), ("frequency", 1.0), ("sharing", 1.0))
+"""Weights of `cost` that are tried, one at a time."""
+
 
 @dataclass(frozen=True)
 class Known:
@@ -48,6 +54,7 @@ def advise(simulation: "Simulation", rows: Sequence[Piece], known: Known) -> lis
         block_size_advice(simulation.workload.block_size, known.block_sizes),
         _capacity(simulation, online),
         _policy(online, optimum),
+        _weights(simulation, online),
         _prompts(simulation, known),
     ]
     return [piece for piece in pieces if piece is not None]
@@ -112,6 +119,32 @@ def _policy(online: Sequence[Piece], optimum: float | None) -> Piece | None:
         "text": f"With {online[0]['capacity_blocks']:,} blocks, {best} serves {rates[best]:.1%} "
         f"where lru serves {rates['lru']:.1%}.",
         "evidence": {"by_policy": rates, "optimum": optimum, "gain": round(gain, 6)},
+    }
+
+
+def _weights(simulation: "Simulation", online: Sequence[Piece]) -> Piece | None:
+    """Another weight of `cost`, where the rate is middling: one at a time, judged on this log."""
+    if not online:
+        return None
+    present = max(online, key=lambda row: row["tokens"])
+    reached = present["tokens"] / max(simulation.unbounded.tokens, 1e-9)
+    if not MIDDLING[0] <= reached < MIDDLING[1]:
+        return None
+    rates = {
+        f"{name}={value:g}": simulation.varied(weights=((name, value),)).row("cost", capacity)["tokens"]
+        for capacity in [present["capacity_blocks"]]
+        for name, value in VARIANTS
+    }
+    best = max(rates, key=lambda name: rates[name])
+    gain = rates[best] - present["tokens"]
+    if gain < WORTH_SAYING:
+        return None
+    return {
+        "code": "policy-weight",
+        "text": f"With {present['capacity_blocks']:,} blocks, --policy cost --cost-weight {best} serves "
+        f"{rates[best]:.1%} of this log where {present['policy']} serves {present['tokens']:.1%}; check it "
+        "on another day's log.",
+        "evidence": {"by_weight": rates, "present": present["tokens"], "gain": round(gain, 6)},
     }
 
 

@@ -56,19 +56,23 @@ def present(document: dict[str, Any], notes: list[str]) -> Report:
         for row in document["rows"]
     ]
     timed = any("seconds_saved" in row for row in document["tiers"])
+    loads = any("load_seconds" in row for row in document["tiers"])
     tables = [
         Table("Caches", columns, rows),
         Table(
-            "Tiers (lru)",
+            "Tiers",
             [
+                Column("policy"),
                 Column("tier"),
                 Column("blocks", "count"),
                 Column("hit rate", "rate"),
                 Column("blocks written", "count"),
+                *([Column("loads", "seconds"), Column("p99 load", "seconds")] if loads else []),
                 *([Column("seconds saved", "count")] if timed else []),
             ],
             [
-                [row["tier"], row["capacity_blocks"], row["tokens"], row["written_blocks"]]
+                [row["policy"], row["tier"], row["capacity_blocks"], row["tokens"], row["written_blocks"]]
+                + ([row.get("load_seconds"), row.get("load_p99_seconds")] if loads else [])
                 + ([round(row["seconds_saved"])] if timed else [])
                 for row in document["tiers"]
             ],

@@ -1,47 +1,52 @@
-"""Tiers under LRU: what each serves, what is written to it, and the time that this saves.
-
-A block that leaves a tier goes to the next and comes back to the first when used: then the tiers are
-sections of one recency stack, and the LRU curve has all of their figures.
-"""
+"""What each tier serves, what is written to it, how long its loads take and the time that it saves."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvtool.analysis.curve import LruCurve
+import numpy as np
+
+from kvtool.analysis.hit_rates import capped, ratio
+from kvtool.analysis.tiered import Tiered
 from kvtool.analysis.workload import Workload
 
 
 def tier_rows(
     workload: Workload,
-    curve: LruCurve,
+    tiered: Tiered,
     tiers: Sequence[tuple[str, int]],
+    measured: slice = slice(None),
     prefill_rate: float | None = None,
     speeds: Mapping[str, float] | None = None,
+    latencies: Mapping[str, float] | None = None,
 ) -> list[dict[str, Any]]:
-    """One row per (name, blocks), fastest first, over the whole log.
+    """One row per (name, blocks), fastest first, over the `measured` requests.
 
-    written_blocks: computed or loaded into the first tier; pushed out of the tier above into another.
-    prefill_rate: tokens a second, gives seconds_saved: the prefill of what the tier served, less its loads at
-    `speeds`, blocks a second by tier; a tier without one loads in no time.
+    A request's loads from a tier are one transfer: the tier's latency in seconds, then its blocks at its
+    speed in blocks a second; a tier without either loads in no time. prefill_rate: tokens a second, gives
+    seconds_saved: the prefill of what the tier served, less its loads.
     """
-    accesses, prompts = int(workload.lengths.sum()), int(workload.prompt_tokens.sum())
+    prompts = workload.prompt_tokens[measured]
+    served, written = tiered.served[measured], tiered.written[measured]
+    saved = np.array(
+        [capped(blocks, prompts, workload.block_size).sum() for blocks in np.cumsum(served, axis=1).T]
+    )
     rows: list[dict[str, Any]] = []
-    total, served, found = 0, 0.0, 0
-    for name, blocks in tiers:
-        above, total = total, total + blocks
-        here = curve.at(total)
-        misses_above = accesses - (found if above else here.hit_blocks)
+    for tier, (name, blocks) in enumerate(tiers):
+        tokens = int(saved[tier] - (saved[tier - 1] if tier else 0))
         row: dict[str, Any] = {
             "tier": name,
             "capacity_blocks": blocks,
-            "tokens": round(here.tokens - served, 6),
-            "written_blocks": misses_above - min(above, workload.distinct_blocks),
+            "tokens": round(ratio(tokens, prompts.sum()), 6),
+            "hit_blocks": int(served[:, tier].sum()),
+            "written_blocks": int(written[:, tier].sum()),
         }
+        speed, latency = (speeds or {}).get(name), (latencies or {}).get(name, 0.0)
+        loads = served[:, tier][served[:, tier] > 0]
+        seconds = loads / speed + latency if speed else np.full(len(loads), latency)
+        if speed or latency:
+            row["load_seconds"] = round(float(seconds.sum()), 3)
+            row["load_p99_seconds"] = round(float(np.quantile(seconds, 0.99)), 6) if len(loads) else 0.0
         if prefill_rate is not None:
-            seconds = (here.tokens - served) * prompts / prefill_rate
-            if speeds and name in speeds:
-                seconds -= (here.hit_blocks - found) / speeds[name]
-            row["seconds_saved"] = round(seconds, 3)
+            row["seconds_saved"] = round(tokens / prefill_rate - float(seconds.sum()), 3)
         rows.append(row)
-        served, found = here.tokens, here.hit_blocks
     return rows

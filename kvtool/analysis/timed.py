@@ -12,22 +12,40 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from kvtool.analysis.replay import pool_state, session_bits
+from kvtool.analysis.replay import Schedule, pool_state, retuned, session_bits, stages
 from kvtool.analysis.resident import Resident
 from kvtool.analysis.workload import Workload
 from kvtool.cache.aging import conclude, observe
-from kvtool.cache.core import HELD, NODES, STATE, commit, compiled, match, pin, take_slot, touch, unpin
+from kvtool.cache.core import (
+    HELD,
+    NODES,
+    STATE,
+    commit,
+    compiled,
+    free_slot,
+    match,
+    pin,
+    take_slot,
+    touch,
+    unpin,
+)
 from kvtool.cache.policy import KEY_TYPE, Policy
+
+BYPASSED, MOST_HELD, RUNNING = 0, 1, 2
+"""What a replay counts: requests that could not keep all, most blocks held, requests that run."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedConfig:
     """prefill_rate, decode_rate: tokens a second of one request. outputs: generated tokens stay cached for
-    the session's next turn, as far as its prompt shows them again."""
+    the session's next turn, as far as its prompt shows them again. ttl, admit: see `replay`; what is not
+    admitted takes its slots while the request runs."""
 
     prefill_rate: float = np.inf
     decode_rate: float = np.inf
     outputs: bool = False
+    ttl: float | None = None
+    admit: int = 1
 
 
 @dataclass(frozen=True)
@@ -42,37 +60,56 @@ class Timed:
 
 def replay_timed(
     workload: Workload,
-    policy: Policy,
+    policy: Policy | Schedule,
     capacity: int,
     config: TimedConfig,
     resident: Resident | None = None,
+    bits: NDArray[np.uint64] | None = None,
 ) -> Timed:
     """Replay `workload` at its own arrival times with a cache of `capacity` blocks, `resident` at first."""
     nodes, offsets, prompts = held_blocks(workload, config.outputs)
     matched = np.zeros(workload.requests, np.int64)
-    counts = np.zeros(2, np.int64)
-    _replay(
-        pool_state(workload, policy, capacity, resident),
-        policy.key,
-        policy.ages,
-        nodes,
-        offsets,
-        prompts,
-        workload.clock,
-        session_bits(workload),
-        workload.prompt_tokens,
-        workload.output_tokens,
-        workload.block_size,
-        config.prefill_rate,
-        config.decode_rate,
-        np.empty(len(nodes), np.int32),
-        np.empty(workload.requests, np.int64),
-        np.empty(workload.requests),
-        np.empty(workload.requests, np.int64),
-        matched,
-        counts,
-    )
-    return Timed(matched, int(counts[0]), int(counts[1]))
+    counts = np.zeros(3, np.int64)
+    bits = session_bits(workload) if bits is None else bits
+    slots = np.full(len(nodes), -1, np.int32)
+    held, heap = np.empty(workload.requests, np.int64), np.empty(workload.requests, np.int64)
+    due, fresh = np.empty(workload.requests), np.zeros(workload.requests, np.int64)
+    state = None
+    for first, last, stage in stages(policy, workload):
+        state = (
+            pool_state(workload, stage, capacity, resident)
+            if state is None
+            else retuned(state, stage, float(workload.clock[first]))
+        )
+        _replay(
+            state,
+            stage.key,
+            stage.ages,
+            first,
+            last,
+            nodes,
+            offsets,
+            prompts,
+            workload.clock,
+            bits,
+            workload.prompt_tokens,
+            workload.output_tokens,
+            workload.block_size,
+            config.prefill_rate,
+            config.decode_rate,
+            np.inf if config.ttl is None else config.ttl,
+            config.admit,
+            slots,
+            held,
+            due,
+            heap,
+            matched,
+            fresh,
+            counts,
+        )
+    if config.ttl is not None:
+        matched = np.minimum(matched, fresh)
+    return Timed(matched, int(counts[BYPASSED]), int(counts[MOST_HELD]))
 
 
 def held_blocks(
@@ -153,31 +190,19 @@ def _pop(heap: Any, due: Any, size: Any) -> Any:
 
 @compiled(
     types.void(
-        STATE,
-        KEY_TYPE,
-        types.boolean,
-        NODES,
-        types.int64[::1],
-        types.int64[::1],
-        types.float64[::1],
-        types.uint64[::1],
-        types.int64[::1],
-        types.int64[::1],
-        types.int64,
-        types.float64,
-        types.float64,
-        types.int32[::1],
-        types.int64[::1],
-        types.float64[::1],
-        types.int64[::1],
-        types.int64[::1],
-        types.int64[::1],
+        *(STATE, KEY_TYPE, types.boolean, types.int64, types.int64),
+        *(NODES, types.int64[::1], types.int64[::1], types.float64[::1], types.uint64[::1]),
+        *(types.int64[::1], types.int64[::1], types.int64, types.float64, types.float64),
+        *(types.float64, types.int64, types.int32[::1], types.int64[::1], types.float64[::1]),
+        *(types.int64[::1], types.int64[::1], types.int64[::1], types.int64[::1]),
     )
 )
 def _replay(
     s: Any,
     key: Any,
     ages: Any,
+    begin: Any,
+    end: Any,
     nodes: Any,
     offsets: Any,
     prompts: Any,
@@ -188,27 +213,33 @@ def _replay(
     block_size: Any,
     prefill_rate: Any,
     decode_rate: Any,
+    ttl: Any,
+    admit: Any,
     slots: Any,
     held: Any,
     due: Any,
     heap: Any,
     matched: Any,
+    fresh: Any,
     counts: Any,
 ) -> None:
-    """slots: the private slot of each block; held: blocks a request holds, or -1 - that once they are
-    published; due: when a running request's prefill or, after it, its output ends."""
-    size = 0
-    for arriving in range(clock.size + 1):
+    """slots: the private slot of each block, -1 for none; fresh: blocks that have not expired; held: blocks a
+    request holds, or -1 - that once they are published; due: when a running request's prefill or, after it,
+    its output ends. Requests [begin, end) arrive; who still runs then stays in `heap`."""
+    size = counts[RUNNING]
+    for arriving in range(begin, end + (end == clock.size)):
         now = clock[arriving] if arriving < clock.size else np.inf
         while size > 0 and due[heap[0]] <= now:
             size = _pop(heap, due, size)
             request = heap[size]
             start = offsets[request]
             if held[request] >= 0:
-                for i in range(matched[request], held[request]):
-                    commit(s, nodes[start + i], slots[start + i])
+                kept = matched[request]
+                while kept < held[request] and s.touches[nodes[start + kept]] >= admit:
+                    commit(s, nodes[start + kept], slots[start + kept])
+                    kept += 1
                 due[request] += max(output_tokens[request], 0) / decode_rate
-                held[request] = -1 - held[request]
+                held[request] = -1 - kept
                 size = _push(heap, due, size, request)
                 continue
             kept = -1 - held[request]
@@ -218,18 +249,27 @@ def _replay(
                     observe(s, grown, due[request])
                 touch(s, key, grown, due[request], bits[request])
                 for i in range(grown.size):
+                    if s.touches[grown[i]] < admit:
+                        break
                     slot, _ = take_slot(s)
                     if slot < 0:
                         break
                     commit(s, grown[i], slot)
                     kept += 1
             unpin(s, nodes[start : start + kept])
+            for i in range(start + kept, start + prompts[request]):
+                if slots[i] >= 0:  # never published
+                    free_slot(s, slots[i])
             if ages:
                 conclude(s, nodes[start : start + kept], output_tokens[request])
         if arriving == clock.size:
             break
         start = offsets[arriving]
         blocks = nodes[start : start + prompts[arriving]]
+        while ttl < np.inf and fresh[arriving] < blocks.size:
+            if now - s.last[blocks[fresh[arriving]]] > ttl:
+                break
+            fresh[arriving] += 1
         if ages:
             observe(s, blocks, now)
         touch(s, key, blocks, now, bits[arriving])
@@ -239,12 +279,14 @@ def _replay(
         while kept < blocks.size:
             slot, _ = take_slot(s)
             if slot < 0:
-                counts[0] += 1
+                counts[BYPASSED] += 1
                 break
             slots[start + kept] = slot
             kept += 1
-        counts[1] = max(counts[1], s.control[HELD])
+        counts[MOST_HELD] = max(counts[MOST_HELD], s.control[HELD])
         matched[arriving], held[arriving] = hit, kept
-        reused = min(hit, max(prompt_tokens[arriving] - 1, 0) // block_size) * block_size
+        served = min(hit, fresh[arriving]) if ttl < np.inf else hit
+        reused = min(served, max(prompt_tokens[arriving] - 1, 0) // block_size) * block_size
         due[arriving] = now + (prompt_tokens[arriving] - reused) / prefill_rate
         size = _push(heap, due, size, arriving)
+    counts[RUNNING] = size

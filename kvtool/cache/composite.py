@@ -10,6 +10,7 @@ from numba import njit
 
 from kvtool.cache.policy import KEY_SIGNATURE
 
+WEIGHTS = ("tau", "frequency", "rebuild", "sharing", "growth")
 DEFAULTS = (100.0, 0.2, 0.05, 0.2, 0.01917)
 """tau: requests in which the hit expectation falls by e. frequency, rebuild, sharing: exponents of uses, of
 rebuild cost and of distinct sessions. growth: FLOPs that a block one deeper costs more to rebuild, as a

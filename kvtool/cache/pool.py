@@ -44,11 +44,13 @@ class Lease:
     evicted: list[tuple[int, int]] = field(default_factory=list)
 
 
-def session_bit(session: str | None) -> np.uint64:
-    """The session's bit in a block's sharing sketch; no session, no bit."""
-    return (
-        np.uint64(0) if session is None else np.uint64(1 << (int(fingerprint(session.encode())[:8], 16) % 64))
-    )
+def session_bit(session: str | None, priority: int = 1) -> np.uint64:
+    """The session's bit in a block's sharing sketch, as many as its priority; no session, no bit."""
+    bits = 0
+    for part in range(priority if session is not None else 0):
+        name = f"{session}\0{part}" if part else f"{session}"
+        bits |= 1 << (int(fingerprint(name.encode())[:8], 16) % 64)
+    return np.uint64(bits)
 
 
 class Pool:
@@ -176,7 +178,8 @@ class Pool:
             core.free_slot(self._state, slot)
         core.unpin(self._state, _ids(lease.nodes[: lease.published]))
         if self.policy.ages:
-            aging.conclude(self._state, _ids(lease.nodes), output_tokens)
+            for pool in (self, *self._below):
+                aging.conclude(pool._state, _ids(lease.nodes), output_tokens)
         lease.slots, lease.nodes, lease.published = [], [], 0
 
     def retune(self, policy: Policy, now: float) -> None:

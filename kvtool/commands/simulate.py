@@ -1,5 +1,6 @@
 """kvtool simulate: a log under other capacities, policies, replicas and tiers."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,11 @@ class Config:
     hash_blocks: int = 2
     tiers: tuple[tuple[str, str], ...] = ()
     tier_speeds: tuple[tuple[str, int], ...] = ()
+    tier_latencies: tuple[tuple[str, float], ...] = ()
+    tiers_keep: bool = False
+    admit: int = 1
+    cost_weights: tuple[tuple[str, str], ...] = ()
+    priorities: tuple[tuple[str, str], ...] = ()
     prefetch: bool = False
     resident: Path | None = None
     ttl: float | None = None
@@ -76,6 +82,35 @@ def as_speeds(
     """`host=20GiB,disk=3GiB` -> pairs with bytes."""
     pairs = as_tiers(context, parameter, value)
     return tuple((name, Size().convert(size, parameter, context)) for name, size in pairs)
+
+
+def as_latencies(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[tuple[str, float], ...]:
+    """`host=50us,disk=5ms` -> pairs with seconds."""
+    return tuple((name, duration(text)) for name, text in as_tiers(context, parameter, value))
+
+
+def duration(text: str) -> float:
+    """`50us`, `5ms`, `0.1s` or `0.1` -> seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s)?", text.strip())
+    if not found:
+        raise click.BadParameter(f"{text!r} is not a time such as 50us, 5ms or 0.1s")
+    return float(found[1]) * {"us": 1e-6, "µs": 1e-6, "ms": 1e-3}.get(found[2], 1.0)
+
+
+def as_numbers(option: str, pairs: tuple[tuple[str, str], ...], kind: type[float]) -> tuple[Any, ...]:
+    """NAME=TEXT pairs with numbers: a priority is an int from 1 on, a weight a float from 0 on."""
+    numbers = []
+    for name, text in pairs:
+        try:
+            number = kind(text)
+        except ValueError:
+            number = -1
+        if not (1 if kind is int else 0) <= number < float("inf"):
+            raise KvtoolError(f"{option} {name}={text}: not a number such as {'4' if kind is int else '0.5'}")
+        numbers.append((name, number))
+    return tuple(numbers)
 
 
 @click.command(
@@ -126,6 +161,42 @@ def as_speeds(
     metavar="NAME=BYTES,...",
     help="Bytes a second that loads from a tier reach, such as host=20GiB; with --model and --prefill-rate: "
     "time saved.",
+)
+@click.option(
+    "--tier-latency",
+    "tier_latencies",
+    callback=as_latencies,
+    metavar="NAME=TIME,...",
+    help="What a request waits for a tier before its blocks come, such as host=50us,disk=5ms.",
+)
+@click.option(
+    "--tiers-keep",
+    is_flag=True,
+    help="A lower tier keeps its copy of what goes up, as in serve; otherwise capacities add up.",
+)
+@click.option(
+    "--admit",
+    type=click.IntRange(min=1),
+    default=Config.admit,
+    show_default=True,
+    metavar="N",
+    help="Keep a block from its N-th request on; with --tiers, write it to a lower tier then.",
+)
+@click.option(
+    "--cost-weight",
+    "cost_weights",
+    type=Assignment(),
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Of --policy cost: tau, frequency, rebuild, sharing, growth.",
+)
+@click.option(
+    "--priority",
+    "priorities",
+    type=Assignment(),
+    multiple=True,
+    metavar="SESSION=N",
+    help="Of --policy cost: these sessions, such as 'vip-*=4', count as N when they share a block.",
 )
 @click.option(
     "--prefetch",
@@ -198,9 +269,14 @@ def run(config: Config) -> "Report":
             config.ttl,
             config.tiers,
             config.tier_speeds,
+            config.tier_latencies,
+            config.tiers_keep,
             config.prefetch,
             config.seed,
             timing(config),
+            config.admit,
+            as_numbers("--cost-weight", config.cost_weights, float),
+            as_numbers("--priority", config.priorities, int),
         ),
         shape,
         prewarmed(config.resident, workload) if config.resident else None,

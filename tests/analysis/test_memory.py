@@ -66,7 +66,7 @@ def test_what_is_no_model_is_named(model, tmp_path):
 
 def test_capacities(model, workload):
     shape = read_shape(model(SMOL))
-    assert parse_capacity("3", workload, None) == 3
+    assert [parse_capacity(size, workload, shape) for size in ("3", "0", "0%", "9B")] == [3, 0, 0, 0]
     assert parse_capacity("50%", workload, None) == 3
     assert parse_capacity("0.1%", workload, None) == 1
     assert parse_capacity("1MiB", workload, shape) == 2**20 // (23_040 * 4)

@@ -125,5 +125,6 @@ def test_the_document_has_both_starts_side_by_side():
     assert (lru["hit_blocks"], lru["prewarmed"]["hit_blocks"], lru["prewarmed"]["blocks"]) == (2, 4, 3)
     assert lru["tokens"] == round(4 / 12, 6) and lru["prewarmed"]["tokens"] == round(8 / 12, 6)
     assert "prewarmed" not in optimum
-    with pytest.raises(KvtoolError, match="one replica"):
-        Simulation(today, SimulateConfig(replicas=2), None, resident)
+    config = SimulateConfig(("6",), ("lru",), replicas=2, routing="round-robin")
+    (split,) = Simulation(today, config, None, resident).run()["rows"]
+    assert (split["hit_blocks"], split["prewarmed"]["hit_blocks"]) == (0, 4), "each replica has them"

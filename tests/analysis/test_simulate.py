@@ -74,7 +74,12 @@ def test_the_training_part_warms_and_is_not_counted(workload):
 
 
 def test_tiers_are_sections_of_the_lru_curve(workload):
-    tiers = run(workload, tiers=(("device", "20"), ("host", "80"), ("disk", "10000")))["tiers"]
+    sizes = (("device", "20"), ("host", "80"), ("disk", "10000"))
+    rows = run(workload, policies=("lru", "cost", "belady"), tiers=sizes)["tiers"]
+    assert [(row["policy"], row["tier"]) for row in rows] == [
+        (policy, tier) for policy in ("lru", "cost") for tier, _ in sizes
+    ]
+    tiers = rows[:3]
     curve = LruCurve(workload)
     assert [tier["tokens"] for tier in tiers] == [
         round(curve.at(20).tokens, 6),
@@ -111,3 +116,37 @@ def test_overlapping_requests_have_their_own_columns_and_limits(workload):
     assert "most_held_blocks" not in timed[1]
     with pytest.raises(KvtoolError, match="one replica"):
         run(workload, **options, timed=TimedConfig(), replicas=2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ttl": 50.0},
+        {"replicas": 3, "routing": "sticky"},
+        {"timed": TimedConfig(prefill_rate=100.0)},
+        {"admit": 2},
+        {"tiers": (("device", "20"), ("host", "80"))},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_fitted_learns_in_every_setting(workload, options):
+    """With a model it differs from its fallback, which is what `cost` does."""
+    settings = {"capacities": ("15%",), "policies": ("fitted", "cost"), "train_fraction": 0.5, **options}
+    document = run(workload, **settings)
+    rows = document["tiers"][::2] if "tiers" in options else document["rows"]
+    fitted, cost = rows[0]["hit_blocks"], rows[1]["hit_blocks"]
+    assert fitted > 0 and fitted != cost
+
+
+def test_weights_are_those_of_cost_and_of_nothing_else(workload):
+    options = {"capacities": ("10%",), "policies": ("cost", "lru")}
+    plain = run(workload, **options)["rows"]
+    fast = run(workload, **options, weights=(("tau", 1e-3),))["rows"]
+    assert fast[0]["hit_blocks"] == fast[1]["hit_blocks"] == plain[1]["hit_blocks"], "all decays: lru"
+    with pytest.raises(KvtoolError, match="--cost-weight size"):
+        run(workload, **options, weights=(("size", 1.0),))
+
+
+def test_speeds_of_tiers_that_are_not_there_are_refused(workload):
+    with pytest.raises(KvtoolError, match="--tier-latency host: no such tier"):
+        run(workload, tiers=(("device", "9"),), tier_latencies=(("host", 0.1),))

@@ -6,11 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtool.analysis.build import build_workload
-from kvtool.analysis.curve import LruCurve
 from kvtool.analysis.simulate import SimulateConfig, Simulation
 from kvtool.analysis.tier_rows import tier_rows
+from kvtool.analysis.tiered import replay_tiers
+from kvtool.cache.policies import POLICIES
 from kvtool.errors import KvtoolError
 from kvtool.requests import BlockIds, Request, Source
+
+LRU = POLICIES.load("lru")
 
 
 def log(paths):
@@ -48,17 +51,25 @@ def test_writes_are_the_pushes_of_a_plain_list(paths, sizes):
             tier[:0] = carried
             carried = tier[size:]
             del tier[size:]
-    rows = tier_rows(workload, LruCurve(workload), [(str(n), size) for n, size in enumerate(sizes)])
+    tiered = replay_tiers(workload, LRU, sizes)
+    rows = tier_rows(workload, tiered, [(str(n), size) for n, size in enumerate(sizes)])
     assert [row["written_blocks"] for row in rows] == written
 
 
 def test_time_saved_is_prefill_less_loads():
     workload = log([[1, 2], [3, 4], [1, 2], [5], [5]])  # the third request finds its blocks one tier below
-    rows = tier_rows(workload, LruCurve(workload), [("device", 2), ("host", 4)], 10.0, {"host": 0.5})
-    # host: two blocks loaded in 2 s each; of the last one's tokens none is reused, a prompt needs one
+    tiers = [("device", 2), ("host", 4)]
+    tiered = replay_tiers(workload, LRU, [2, 4])
+    rows = tier_rows(workload, tiered, tiers, slice(None), 10.0, {"host": 0.5}, {"host": 0.25})
+    # host: two blocks in 2 s each after a wait; the last one's tokens are not reused, a prompt needs one
     assert [row["tokens"] for row in rows] == [0.0, round(4 / 32, 6)]
-    assert [row["seconds_saved"] for row in rows] == [0.0, 0.4 - 4.0]
-    assert "seconds_saved" not in tier_rows(workload, LruCurve(workload), [("device", 2)])[0]
+    assert [row["hit_blocks"] for row in rows] == [1, 2]
+    assert [row["seconds_saved"] for row in rows] == [0.0, 0.4 - 4.25]
+    assert rows[1]["load_seconds"] == rows[1]["load_p99_seconds"] == 4.25 and "load_seconds" not in rows[0]
+    plain = tier_rows(workload, tiered, tiers)
+    assert "seconds_saved" not in plain[0] and "load_seconds" not in plain[1]
+    late = tier_rows(workload, tiered, tiers, slice(3, None))
+    assert [row["hit_blocks"] for row in late] == [1, 0], "only the measured part counts"
 
 
 def test_speeds_in_bytes_need_a_model():
