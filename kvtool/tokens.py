@@ -2,12 +2,12 @@
 
 Special tokens cut a prompt into segments that tokenize independently, so each distinct segment is
 encoded once. Long segments are cut at line ends too where that changes nothing, so that an edited prompt
-costs its changed lines. Both are proven for every tokenizer at load, on probes, and dropped where they fail.
+costs its changed lines. Both are proven for every tokenizer at load (`kvtool.segments`), and dropped where
+they fail.
 """
 
 import json
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from kvtool import embedded
 from kvtool.blocks import TokenIds, fingerprint
 from kvtool.errors import KvtoolError
 from kvtool.requests import Request
+from kvtool.segments import line_cuts, special_cuts
 from kvtool.templates import Rendered, Span, Template, load_template
 
 CACHED_CHARACTERS = 64_000_000
@@ -28,11 +29,9 @@ ENTRY_CHARACTERS = 200
 
 LONG = 1000
 """Characters from which a segment is cut into lines: system prompts and tools, which come back edited."""
-_LINE = re.compile(r"(?<=\S\n)(?=\S)")
-"""Between a line end and the next line; not beside other white space, which tokenizers take together."""
 
-_SPANNING = re.compile(r"[\nĊ][^\s▁ĊčĉĠ]")
-"""A line end and what follows it in one token; byte-level vocabularies print the former as Ċ."""
+AT_ONCE = 4_000_000
+"""Characters that are encoded at a time: the library keeps a hundred bytes and more for each token."""
 
 
 class Tokenizer(Protocol):
@@ -109,10 +108,8 @@ class FastTokenizer:
         self.special_tokens = special_tokens
         self._cache: dict[str, TokenIds] = {}
         self._cached_characters = 0
-        self._specials = _special_pattern(backend)
-        if self._specials is not None and not self._segments_are_independent():
-            self._specials = None
-        self._cuts_lines = self._lines_are_independent()
+        self._specials = special_cuts(backend)
+        self._lines = line_cuts(backend)
 
     def to_json(self) -> str:
         """The tokenizer.json that it would be written as."""
@@ -125,10 +122,7 @@ class FastTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[TokenIds]:
         """Ids of each text; segments seen before are not encoded again."""
         if self._specials is None:
-            return [
-                _ids(encoding)
-                for encoding in self._backend.encode_batch(list(texts), add_special_tokens=False)
-            ]
+            return list(self._encoded(texts))
         if self._cached_characters > CACHED_CHARACTERS:
             self._cache.clear()
             self._cached_characters = 0
@@ -138,10 +132,8 @@ class FastTokenizer:
             segment: self._pieces(segment) for segments in cut for segment in segments if segment not in cache
         }
         missing = list({piece: None for pieces in new.values() for piece in pieces if piece not in cache})
-        for piece, encoding in zip(
-            missing, self._backend.encode_batch(missing, add_special_tokens=False), strict=True
-        ):
-            cache[piece] = _ids(encoding)
+        for piece, ids in zip(missing, self._encoded(missing), strict=True):
+            cache[piece] = ids
             self._cached_characters += len(piece) + ENTRY_CHARACTERS
         for segment, pieces in new.items():
             if len(pieces) > 1:
@@ -160,72 +152,19 @@ class FastTokenizer:
         return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=True))
 
     def _pieces(self, segment: str) -> list[str]:
-        return _LINE.split(segment) if self._cuts_lines and len(segment) >= LONG else [segment]
+        return self._lines.split(segment) if self._lines and len(segment) >= LONG else [segment]
 
-    def _lines_are_independent(self) -> bool:
-        """Whether cutting at _LINE gives the ids of the whole.
-
-        No token may span a cut, so merges cannot; what else looks across it is a pattern, and is probed.
-        """
-        newlines = [token for token in self._backend.get_vocab(False) if "\n" in token or "Ċ" in token]
-        if any(_SPANNING.search(token) for token in newlines):
-            return False
-        ends = ["a", "1", ".", "'", "é", "漢", '"}', "->", "A", "_", "#", "🙂", "x  y", "don"]
-        starts = [*ends, "'s", "- ", "{", "\u0301", "</a>", "\u200b"]
-        for end in ends:
-            for start in starts:
-                text = f"{start}b {end}\n{start} c{end}\n{start}"
-                whole = _ids(self._backend.encode(text, add_special_tokens=False))
-                parts = [
-                    _ids(self._backend.encode(part, add_special_tokens=False)) for part in _LINE.split(text)
-                ]
-                if not np.array_equal(whole, np.concatenate(parts)):
-                    return False
-        return True
-
-    def _segments_are_independent(self) -> bool:
-        """Whether cutting at special tokens gives the ids of the whole, on probes with awkward borders."""
-        assert self._specials is not None
-        specials = self._special_contents()
-        borders = [
-            "",
-            " ",
-            "\n",
-            "a",
-            " a",
-            "\n\nb ",
-            "1",
-            "é",
-            "\u3000x",
-            "don't",
-            '{"a": 1}',
-            "  \t",
-            "\r\n",
-        ]
-        for number, left in enumerate(borders):
-            for right in borders:
-                one = specials[number % len(specials)]
-                text = f"{left}{one}{right}{specials[0]}{left} {right}"
-                whole = _ids(self._backend.encode(text, add_special_tokens=False))
-                parts = [
-                    _ids(self._backend.encode(part, add_special_tokens=False))
-                    for part in self._specials.split(text)
-                ]
-                if not np.array_equal(whole, np.concatenate(parts)):
-                    return False
-        return True
-
-    def _special_contents(self) -> list[str]:
-        return [token.content for token in self._backend.get_added_tokens_decoder().values() if token.special]
-
-
-def _special_pattern(backend: Any) -> re.Pattern[str] | None:
-    contents = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
-    if not contents:
-        return None
-    return re.compile(
-        "(" + "|".join(re.escape(text) for text in sorted(contents, key=len, reverse=True)) + ")"
-    )
+    def _encoded(self, texts: Sequence[str]) -> Iterator[TokenIds]:
+        """Ids of each text, AT_ONCE characters at a time."""
+        start = 0
+        while start < len(texts):
+            stop, characters = start + 1, len(texts[start])
+            while stop < len(texts) and characters + len(texts[stop]) <= AT_ONCE:
+                characters += len(texts[stop])
+                stop += 1
+            part = list(texts[start:stop])
+            yield from map(_ids, self._backend.encode_batch(part, add_special_tokens=False))
+            start = stop
 
 
 def _ids(encoding: Any) -> TokenIds:

@@ -77,7 +77,7 @@ def test_a_tokenizer_whose_segments_depend_on_each_other_is_not_cut() -> None:
 )
 def test_cutting_at_line_ends_gives_the_ids_of_the_whole(backend: Tokenizer, text: str) -> None:
     tokenizer = FastTokenizer(backend, "t", None, {})
-    assert tokenizer._cuts_lines
+    assert tokenizer._lines is not None
     with mock.patch.object(tokens, "LONG", 1):
         assert tokenizer.encode(text).tolist() == backend.encode(text, add_special_tokens=False).ids
 
@@ -98,7 +98,7 @@ def test_a_tokenizer_with_tokens_that_span_lines_is_not_cut_there() -> None:
     tokenizer = FastTokenizer(made, "t", None, {})
     text = "a\nb" * 900
     assert tokenizer.encode(text).tolist() == made.encode(text, add_special_tokens=False).ids
-    assert not tokenizer._cuts_lines
+    assert tokenizer._lines is None
 
 
 def test_bytes_are_four_to_a_token_little_endian() -> None:
