@@ -14,6 +14,7 @@ from kvtool.tokens import PromptEncoder
 from tests.lint.conftest import Read
 
 Rows = list[dict[str, Any]]
+USERS = ("Ann Lee", "Bo Kim", "Cleo Fox", "Dag Moe", "Eva Ruiz", "Finn Wu")
 
 
 def rows(head: str = "", tools: Sequence[dict[str, Any]] = TOOLS, shuffle: bool = False) -> Rows:
@@ -21,10 +22,10 @@ def rows(head: str = "", tools: Sequence[dict[str, Any]] = TOOLS, shuffle: bool 
     made = []
     for number in range(12):
         session, turn = number % 6, number // 6
-        system = head.format(
-            clock=f"2026-01-05 10:{number:02d}:{(7 * number) % 60:02d}", user=f"Ann{session} Lee"
-        )
-        order = [*tools[number % 3 :], *tools[: number % 3]] if shuffle else list(tools)
+        clock = f"2026-01-05 10:{number:02d}:{(7 * number) % 60:02d}"
+        system = head.format(clock=clock, user=USERS[session])
+        order = list(tools)[:: -1 if shuffle and number % 3 == 1 else 1]
+        order = order[number % 2 * shuffle :] + order[: number % 2 * shuffle]
         talk = [{"role": "user", "content": f"My code is QX{session}7F, where is it?"}]
         if turn:
             talk += [
@@ -61,17 +62,17 @@ def test_a_slot_is_highlighted_in_its_prompt_and_masked(read: Read, encoder: Pro
         ("text", "It is "),
         ("slot", "0000-00-00 00:00:00"),
         ("text", " for "),
-        ("value", "Xxx0 Xxx"),
-        ("text", ".\n" + (AGENT * 2)[: AFTER - len(" for Ann0 Lee.\n")]),
+        ("value", "Xxx Xxx"),
+        ("text", ".\n" + (AGENT * 2)[: AFTER - len(" for Ann Lee.\n")]),
     ]
-    assert kinds[5] == ("gap", f"{2 * len(AGENT) - AFTER + len(' for Ann0 Lee.') + 1:,} characters")
+    assert kinds[5] == ("gap", f"{2 * len(AGENT) - AFTER + len(' for Ann Lee.') + 1:,} characters")
     assert clock.samples == ["0000-00-00 00:00:00"]
     assert clock.role == "system" and clock.path == "messages[0].content"
 
 
 def test_values_are_shown_where_they_are_asked_for(read: Read, encoder: PromptEncoder) -> None:
     clock = shown(read, encoder, rows("It is {clock} for {user}.\n"), show_values=True)["KV101"]
-    assert clock.pieces[1].text == "2026-01-05 10:00:00" and clock.pieces[3].text == "Ann0 Lee"
+    assert clock.pieces[1].text == "2026-01-05 10:00:00" and clock.pieces[3].text == "Ann Lee"
     assert clock.samples[:2] == ["2026-01-05 10:00:00", "2026-01-05 10:01:07"]
     assert any("QX07F" in line.text for line in clock.diff)
 
@@ -88,7 +89,7 @@ def test_the_diff_is_what_normalize_does(read: Read, encoder: PromptEncoder) -> 
 
 
 def test_the_place_in_the_prompt_is_counted_in_its_tokens(read: Read, encoder: PromptEncoder) -> None:
-    log = rows(AGENT + "\nIt is {clock}.\n")
+    log = rows(AGENT * 2 + "\nIt is {clock}.\n")
     clock = shown(read, encoder, log)["KV101"]
     requests = read(log)
     rendered = encoder.render(requests[0]).text
@@ -123,11 +124,11 @@ def test_only_what_others_send_too_is_shown(read: Read, encoder: PromptEncoder) 
     private = Private(Corpus(read(log), encoder, 32), show_values=False)
     masked = private.request(1)
     assert masked.messages is not None and masked.tools is not None
-    assert masked.messages[0]["content"] == "It is 0000-00-00 00:00:00 for Xxx0 Xxx.\n" + AGENT * 2
+    assert masked.messages[0]["content"] == "It is 0000-00-00 00:00:00 for Xx Xxx.\n" + AGENT * 2
     assert masked.messages[1]["content"] == "Xx xxxx xx XX00X, xxxxx xx xx?"
     assert masked.tools == list(TOOLS)
     everything = json.dumps([private.request(index).messages for index in range(12)])
-    for own in ("Ann", "QX17F", "Oslo", "2026", "Thank you"):
+    for own in ("Ann", "Kim", "QX17F", "Oslo", "2026", "Thank you"):
         assert own not in everything
     opened = Private(private.corpus, show_values=True)
     assert opened.request(1) is private.corpus.requests[1]
