@@ -80,6 +80,11 @@ if TYPE_CHECKING:
     help="Lines `KEY` or `KEY TENANT`; the tenant `admin` may change the cache under /kv.",
 )
 @click.option(
+    "--kv-events",
+    metavar="ENDPOINT",
+    help="Publish what is stored and removed over ZeroMQ, as vLLM does: tcp://127.0.0.1:5557.",
+)
+@click.option(
     "--max-queue",
     type=click.IntRange(0),
     default=ServeConfig.max_queue,

@@ -15,8 +15,8 @@ from kvtool.requests import Request
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One request's fate. ttft, total: seconds from sending to the first text, and to the end. at: when it was
-    sent, in seconds of the replay.
+    """One request's fate. ttft, total: seconds from sending to the first text, and to the end. at: when it
+    was sent, in seconds of the replay.
 
     `error` says why there is no answer; the counts are then 0. cached is None where the server is silent.
     text: all that the answer says, tool calls as JSON.

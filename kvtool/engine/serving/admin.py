@@ -1,17 +1,21 @@
 """/kv: look into the cache and steer it, with the admin's key."""
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
+from fastapi.responses import StreamingResponse
 
 from kvtool.blocks import BlockHash
 from kvtool.cache.pool import Pool
 from kvtool.cache.tiers import Tier
 from kvtool.engine.serving.api import ApiError, EvictRequest, PinRequest, PrefetchRequest
 from kvtool.engine.serving.engine import Engine
+from kvtool.engine.serving.events import Event
 from kvtool.engine.serving.generation import Generation
 from kvtool.engine.serving.intake import Intake
 from kvtool.engine.serving.keys import Keys
@@ -85,6 +89,28 @@ def admin_routes(engine: Engine, intake: Intake, keys: Keys) -> APIRouter:
     async def stats(request: Request) -> dict[str, Any]:
         keys.admin(request.headers.get("authorization"))  # counts tell what others do
         return snapshot(engine)
+
+    @router.get("/events", response_class=StreamingResponse)
+    async def events(request: Request) -> StreamingResponse:
+        """KV events as JSON lines: {"ts": ..., "events": [...]}, the first one with all that is there."""
+        keys.admin(request.headers.get("authorization"))
+        batches: asyncio.Queue[str] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def listener(time: float, happened: list[Event]) -> None:
+            line = json.dumps({"ts": time, "events": happened}, separators=(",", ":")) + "\n"
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(batches.put_nowait, line)
+
+        async def lines() -> AsyncIterator[str]:
+            try:
+                while True:
+                    yield await batches.get()
+            finally:
+                engine.runtime.call(lambda _: engine.events.leave(listener))
+
+        await _call(engine, lambda _: engine.events.listen(listener))
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
 
     @router.get("/policy")
     async def policy(request: Request) -> dict[str, Any]:

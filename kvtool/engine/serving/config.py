@@ -10,7 +10,7 @@ class ServeConfig:
 
     model: `embedded` or a directory; None takes the shards' own. device_blocks goes before device_memory.
     host_memory: None is half of the device's. disk_memory caps the write-back area in `disk`.
-    tier_codec: how host and disk tiers keep blocks that were computed here.
+    tier_codec: how host and disk tiers keep blocks that were computed here. kv_events: ZeroMQ endpoint.
     max_queue: requests that may wait beside the running ones. drain: seconds that shutdown waits.
     """
 
@@ -28,6 +28,7 @@ class ServeConfig:
     disk: Path | None = None
     disk_memory: int = 8 << 30
     tier_codec: str = "raw"
+    kv_events: str | None = None
     policy: str = "lru"
     normalizer: Path | None = None
     api_key_file: Path | None = None

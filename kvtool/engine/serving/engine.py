@@ -19,6 +19,7 @@ from kvtool.engine.compute.load import load_model
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.runner import Runner
 from kvtool.engine.serving.config import ServeConfig
+from kvtool.engine.serving.events import KvEvents, Publisher
 from kvtool.engine.serving.public import PublicPrefixes
 from kvtool.engine.serving.runtime import Observer, Runtime
 from kvtool.engine.serving.scheduler import Limits, Scheduler
@@ -79,6 +80,8 @@ class Engine:
     store: BlockStore
     runtime: Runtime
     normalizer: Normalizer | None
+    events: KvEvents
+    publisher: Publisher | None
 
     @property
     def longest(self) -> int:
@@ -97,6 +100,8 @@ class Engine:
         while self.scheduler.pool.back_up(BACKED_UP_AT_ONCE) and time.monotonic() < deadline:
             self.scheduler.execute_moves()
         self.store.close()
+        if self.publisher is not None:
+            self.publisher.close()
 
 
 def build_engine(config: ServeConfig, observer: Observer) -> Engine:
@@ -146,10 +151,15 @@ def build_engine(config: ServeConfig, observer: Observer) -> Engine:
         scheduler.execute_moves()
         return bool(moves)
 
-    runtime = Runtime(scheduler, config.max_running + config.max_queue, back_up, observer)
+    events = KvEvents(pool, index, time.time)
+    publisher = None
+    if config.kv_events is not None:
+        publisher = Publisher(config.kv_events)
+        events.listen(publisher)
+    runtime = Runtime(scheduler, config.max_running + config.max_queue, back_up, events.poll, observer)
     model_id = config.model or model.name
     return Engine(
-        config, model_id, model, identity, tiers, shards, index, public, scheduler, store, runtime, normalizer
+        config, model_id, model, identity, tiers, shards, index, public, scheduler, store, runtime, normalizer, events, publisher
     )
 
 

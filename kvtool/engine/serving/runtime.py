@@ -52,12 +52,19 @@ class Runtime:
     """Runs a scheduler until `close`. Thread-safe. At most `most_requests` are inside at a time."""
 
     def __init__(
-        self, scheduler: Scheduler, most_requests: int, idle: Callable[[], bool], observer: Observer
+        self,
+        scheduler: Scheduler,
+        most_requests: int,
+        idle: Callable[[], bool],
+        after: Callable[[], None],
+        observer: Observer,
     ) -> None:
-        """`idle` does a little background work when there is nothing to run; False if there is none."""
+        """`idle` does a little background work when there is nothing to run; False if there is none. `after`
+        is called after every step and what was done between two of them."""
         self._scheduler = scheduler
         self._most = most_requests
         self._idle = idle
+        self._after = after
         self._observer = observer
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Lock()
@@ -156,7 +163,9 @@ class Runtime:
                 self._serve_inbox()
                 if self._closing and not self._inside and self._inbox.empty():
                     return
-                if not self._scheduler.step() and not self._idle():
+                busy = self._scheduler.step() or self._idle()
+                self._after()
+                if not busy:
                     self._serve_inbox(wait=LOADING if self._scheduler.reading else WAIT)
         except Exception:  # the thread's end: whoever waits must be told, whatever it was
             log.exception("the engine failed; every request is ended")
