@@ -1,0 +1,233 @@
+"""Allocation: which codec each block of a plan gets, so that a joint gate on held-back traffic holds.
+
+In this order: protected blocks and the sink stay in 16 bits; keys go before values, in the layers that the
+model's profile says suffer most; then the most sensitive blocks are promoted until mean KL and greedy tool
+calls over all blocks together are within the gate. Errors do not add, so nothing is concluded from the parts.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtool.analysis.plan import Plan
+from kvtool.blocks import fingerprint
+from kvtool.engine.compute.model import Model
+from kvtool.engine.profile import layer_profile
+from kvtool.engine.sensitivity import block_sensitivity
+from kvtool.engine.storage.codec import BlockCodec, Mixed, block_bytes, is_exact
+from kvtool.engine.storage.codecs import load_codec
+from kvtool.engine.storage.identity import Identity
+from kvtool.engine.storage.layout import BlockShape
+from kvtool.engine.traffic import Traffic, read_traffic
+from kvtool.engine.trials import Continuation, Trials
+from kvtool.errors import KvtoolError
+from kvtool.requests import Request
+
+MAX_KL = 0.001
+"""Nats per token: the default gate. Below what tells two runs in different 16-bit formats apart."""
+
+AUTO = "auto"
+"""The value of `--codec` that measures."""
+
+PROTECTED = "half"
+"""The codec of protected blocks."""
+
+FLOOR, KEYS, TOP = "int4", "k8v4", "int8"
+"""The ladder of a block: all in four bits, keys in eight, everything in eight."""
+
+SHARE = 0.7
+"""The floor raises keys of the layers that together hold this share of the keys' damage."""
+
+RUNGS = [(FLOOR, KEYS, share) for share in (0.0, 0.125, 0.25, 0.375, 0.5, 0.75)]
+RUNGS += [(KEYS, TOP, share) for share in (0.0, 0.25, 0.5, 1.0)]
+"""(codec of most blocks, codec of the promoted, share of the measured blocks promoted), tried in turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the gate found over held-back continuations: kl is the mean of their means, worst the largest."""
+
+    kl: float
+    worst: float
+    calls: int
+    calls_unchanged: int
+    continuations: int
+    max_kl: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the codecs may be used."""
+        return self.kl <= self.max_kl and self.calls_unchanged == self.calls
+
+
+class GateFailed(KvtoolError):
+    """Nothing was stored, since the model would answer too differently over it."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        lost = f"mean KL {verdict.kl:.2g} where --max-kl is {verdict.max_kl:.2g}"
+        changed = f"{verdict.calls - verdict.calls_unchanged} of {verdict.calls} greedy tool calls change"
+        super().__init__(
+            f"the gate does not hold over {verdict.continuations} held-back continuations: {lost}, {changed}",
+            "choose a codec of more bits, or raise --max-kl",
+        )
+        self.verdict = verdict
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """For each row of a plan the name of its codec, a key of `codecs`, and the nats it costs, NaN if unknown.
+
+    A block's nats are its share, by sensitivity, of what the gate measured for all blocks together.
+    verdict: None where no gate was asked for. tokens: computed for it.
+    """
+
+    codecs: dict[str, BlockCodec]
+    names: list[str]
+    kl: NDArray[np.float64]
+    verdict: Verdict | None = None
+    tokens: int = 0
+
+    def codec_of(self, row: int) -> BlockCodec:
+        """The codec of a row."""
+        return self.codecs[self.names[row]]
+
+    def sizes(self, plan: Plan, shape: BlockShape) -> NDArray[np.int64]:
+        """Stored bytes of each row, before compression."""
+        sizes = {
+            (name, first): block_bytes(codec, shape, first)
+            for name, codec in self.codecs.items()
+            for first in (False, True)
+        }
+        firsts = (plan.depth == 0).tolist()
+        return np.array([sizes[key] for key in zip(self.names, firsts, strict=True)], np.int64)
+
+
+def choose(
+    plan: Plan,
+    model: Model,
+    codec: str,
+    requests: Callable[[], Iterable[Request]],
+    protect: Sequence[str],
+    max_kl: float | None,
+) -> Allocation:
+    """The codecs of a plan for `--codec`: `auto`, or one for all that are not protected.
+
+    requests: the log once more, read only where blocks are protected or measured. max_kl: None for no gate,
+    or for `auto` its default.
+    """
+    shape = Identity.of_model(model, plan.block_size).shape
+    plain = uniform(codec, plan, shape) if codec != AUTO else None
+    if plain is not None and not protect and max_kl is None:
+        return plain
+    traffic = read_traffic(plan, requests(), model.encoder, protect, model.config.max_positions)
+    if plain is not None:
+        plain = _protecting(plain, traffic, shape)
+        if max_kl is None:
+            return plain
+    max_kl = MAX_KL if max_kl is None else max_kl
+    trials = Trials(model, plan, [*traffic.probes, *traffic.gates])
+    if plain is None:
+        return allocate(plan, traffic, trials, layer_profile(model, FLOOR), max_kl)
+    verdict = judge(trials, traffic.gates, plain.codec_of, max_kl)
+    return _with_verdict(plain, plan, traffic, trials, verdict)
+
+
+def uniform(name: str, plan: Plan, shape: BlockShape) -> Allocation:
+    """One codec for all, unmeasured unless it is exact."""
+    codec = load_codec({"codec": name})
+    kl = np.full(len(plan), 0.0 if is_exact(codec, shape) else np.nan)
+    return Allocation({name: codec}, [name] * len(plan), kl)
+
+
+def _protecting(plain: Allocation, traffic: Traffic, shape: BlockShape) -> Allocation:
+    """Protected blocks in 16 bits; codecs that keep as much keep them."""
+    (name,) = plain.codecs
+    if name in (PROTECTED, "raw", "lossless"):
+        return plain
+    names = [PROTECTED if kept else name for kept in traffic.protected.tolist()]
+    half = load_codec({"codec": PROTECTED})
+    kl = np.where(traffic.protected & is_exact(half, shape), 0.0, plain.kl)
+    return Allocation({**plain.codecs, PROTECTED: half}, names, kl)
+
+
+def allocate(
+    plan: Plan, traffic: Traffic, trials: Trials, profile: NDArray[np.float64], max_kl: float
+) -> Allocation:
+    """Choose codecs for `plan`: the first rung whose gate holds, else the last one, with the gate's verdict.
+
+    profile: damage of each layer's keys and values in FLOOR, [layers, 2]. Blocks that no probe reached take
+    the codec of the promoted as soon as one block is promoted.
+    """
+    floor = load_codec({"codec": "mixed", "layers": floor_layers(profile)})
+    codecs = {FLOOR: floor, **{name: load_codec({"codec": name}) for name in (KEYS, TOP, PROTECTED)}}
+    sensitivity = measure(plan, traffic.probes, trials, lambda row: floor)
+    open_rows = np.flatnonzero(~traffic.protected)
+    ranked = open_rows[np.argsort(-np.nan_to_num(sensitivity[open_rows], nan=np.inf), kind="stable")]
+    unknown = int(np.isnan(sensitivity[open_rows]).sum())
+    tried = None
+    for base, lift, share in RUNGS:
+        promoted = unknown + round(share * (len(ranked) - unknown)) if share else 0
+        kinds = np.full(len(plan), base, object)
+        kinds[ranked[:promoted]] = lift
+        kinds[traffic.protected] = PROTECTED
+        tried = _named(kinds.tolist(), codecs)
+        verdict = judge(trials, traffic.gates, tried.codec_of, max_kl)
+        if verdict.holds:
+            break
+    assert tried is not None
+    return _with_verdict(tried, plan, traffic, trials, verdict)
+
+
+def floor_layers(profile: NDArray[np.float64]) -> list[str]:
+    """A codec for each layer: KEYS for the few whose keys suffer most, FLOOR for the others."""
+    keys = profile[:, 0]
+    order = np.argsort(-keys, kind="stable")
+    before = np.cumsum(keys[order]) - keys[order]
+    raised = set(order[before < SHARE * keys.sum()].tolist())
+    return [KEYS if layer in raised else FLOOR for layer in range(len(keys))]
+
+
+def judge(
+    trials: Trials, gates: Sequence[Continuation], codec_of: Callable[[int], BlockCodec], max_kl: float
+) -> Verdict:
+    """All held-back continuations over blocks that are all in their codecs at once."""
+    found = [trials.damage(one, codec_of) for one in gates]
+    calls = [one.same_answer for asked, one in zip(gates, found, strict=True) if asked.call]
+    kls = [one.kl for one in found]
+    return Verdict(float(np.mean(kls)), max(kls), len(calls), sum(calls), len(found), max_kl)
+
+
+def measure(
+    plan: Plan, probes: Sequence[Continuation], trials: Trials, codec_of: Callable[[int], BlockCodec]
+) -> NDArray[np.float64]:
+    """Sensitivity of each row in its codec: the largest over the probes that reach it, NaN without one."""
+    found = np.full(len(plan), np.nan)
+    for asked in probes:
+        rows = list(asked.rows)
+        found[rows] = np.fmax(found[rows], block_sensitivity(trials, asked, codec_of))
+    return found
+
+
+def _named(kinds: list[str], codecs: dict[str, BlockCodec]) -> Allocation:
+    """Names for the index: a mixed codec's says what is in it, so that two never meet under one name."""
+    names = {}
+    for kind in sorted(set(kinds)):
+        codec = codecs[kind]
+        names[kind] = kind
+        if isinstance(codec, Mixed):
+            names[kind] = f"mixed-{fingerprint(','.join(codec.layers).encode())[:8]}"
+    found = {names[kind]: codecs[kind] for kind in names}
+    return Allocation(found, [names[kind] for kind in kinds], np.full(len(kinds), np.nan))
+
+
+def _with_verdict(
+    chosen: Allocation, plan: Plan, traffic: Traffic, trials: Trials, verdict: Verdict
+) -> Allocation:
+    """The gate's nats apportioned to blocks, so that on average those of a gate's chain add up to them."""
+    sensitivity = measure(plan, [*traffic.probes, *traffic.gates], trials, chosen.codec_of)
+    whole = float(np.mean([sensitivity[list(one.rows)].sum() for one in traffic.gates]))
+    kl = verdict.kl * sensitivity / whole if whole else np.where(np.isnan(sensitivity), np.nan, 0.0)
+    exact = [is_exact(chosen.codec_of(row), trials.shape) for row in range(len(plan))]
+    return replace(chosen, kl=np.where(exact, 0.0, kl), verdict=verdict, tokens=trials.tokens)
