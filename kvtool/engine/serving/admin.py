@@ -51,6 +51,7 @@ def snapshot(engine: Engine) -> dict[str, Any]:
         "running": len(scheduler.running),
         "waiting": max(engine.runtime.inside - len(scheduler.running), 0),
         "pins": len(scheduler.pins),
+        "kept_sessions": len(scheduler.kept),
         "counts": counts,
         "prefetch": _prefetch(counts),
         "hit_rate": {"tokens": hits / counts["prompt_tokens"] if counts.get("prompt_tokens") else 0.0},

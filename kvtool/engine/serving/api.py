@@ -49,7 +49,17 @@ class StreamOptions(_Body):
     include_obfuscation: bool = False
 
 
-class _Common(_Body):
+class Hints(_Body):
+    """What a client that cannot add fields to a body may say in X-Priority and X-Session-TTL.
+
+    session_ttl: seconds for which the session will want its blocks again; 0: this was its last request.
+    """
+
+    priority: int = Field(0, ge=-1000, le=1000)
+    session_ttl: float | None = Field(None, ge=0, le=3600)
+
+
+class _Common(Hints):
     """Fields of both kinds of completion. The last group is accepted and has no effect here."""
 
     model: str
@@ -67,7 +77,6 @@ class _Common(_Body):
     logit_bias: Bias | None = None
     ignore_eos: bool = False
     cache_salt: str | None = Field(None, max_length=256)
-    priority: int = Field(0, ge=-1000, le=1000)
     prompt_cache_key: str | None = Field(None, max_length=256)
 
     user: str | None = None

@@ -48,6 +48,7 @@ class Generation:
 
     emit: gets every Delta, in the scheduler's thread. max_tokens: at least 1. top_logprobs: None for none.
     session: counts into the blocks' sharing statistics. root: the chain's root, which names the tenant.
+    keep: seconds for which the session's blocks are to stay on the device after it; 0 ends the session.
     public: leading tokens, system prompt and tools, that the tenant may share with others.
     priority: lower ones are admitted first.
     fetched: its blocks are read while it waits for its turn. waited: its turn came before they did.
@@ -64,6 +65,7 @@ class Generation:
     stop: StopFilter
     session: str | None = None
     public: int = 0
+    keep: float | None = None
     priority: int = 0
     top_logprobs: int | None = None
 

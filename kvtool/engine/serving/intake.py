@@ -171,6 +171,7 @@ class Intake:
                     stop=StopFilter(body.stop),
                     session=session,
                     public=public,
+                    keep=body.session_ttl,
                     priority=body.priority,
                     top_logprobs=top_logprobs,
                 )

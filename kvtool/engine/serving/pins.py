@@ -1,15 +1,16 @@
 """Soft pins: prefixes kept on the device for a time, as long as live traffic does not need their room."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
-from kvtool.cache.tiers import TieredLease, TieredPool
+from kvtool.cache.tiers import TieredPool
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Pin:
-    lease: TieredLease
+    nodes: list[int]
     until: float
-    blocks: int
+    key: Hashable
 
 
 class Pins:
@@ -23,27 +24,34 @@ class Pins:
     def __len__(self) -> int:
         return len(self._pins)
 
-    def hold(self, nodes: list[int], seconds: float, now: float) -> int:
-        """Hold the longest prefix of `nodes` that is on the device and within the cap. Returns its blocks."""
-        room = self._most - sum(pin.blocks for pin in self._pins)
-        blocks = min(self._pool.device.match(nodes), max(room, 0))
-        if not blocks:
-            return 0
-        lease = self._pool.acquire(nodes[:blocks], blocks, now, most=blocks)
-        assert lease is not None and lease.hit == blocks
-        self._pins.append(_Pin(lease, now + seconds, blocks))
-        return blocks
+    def hold(self, nodes: list[int], seconds: float, now: float, key: Hashable = None) -> int:
+        """Hold the longest prefix of `nodes` that is on the device and within the cap. Returns its blocks.
+
+        It counts as no use. A pin under the same key, if that is not None, is replaced.
+        """
+        self.let_go(key)
+        room = self._most - sum(len(pin.nodes) for pin in self._pins)
+        held = nodes[: min(self._pool.device.match(nodes), max(room, 0))]
+        if held:
+            self._pool.device.pin(held)
+            self._pins.append(_Pin(held, now + seconds, key))
+        return len(held)
+
+    def let_go(self, key: Hashable) -> None:
+        """End the pin under a key."""
+        for pin in [pin for pin in self._pins if key is not None and pin.key == key]:
+            self._end(pin)
 
     def expire(self, now: float) -> None:
         """Let go of pins whose time is over."""
         for pin in [pin for pin in self._pins if pin.until <= now]:
-            self._let_go(pin)
+            self._end(pin)
 
     def give_way(self) -> bool:
         """Let go of the pin that would end first; False if there is none."""
         if not self._pins:
             return False
-        self._let_go(min(self._pins, key=lambda pin: pin.until))
+        self._end(min(self._pins, key=lambda pin: pin.until))
         return True
 
     def clear(self) -> None:
@@ -51,6 +59,6 @@ class Pins:
         while self.give_way():
             pass
 
-    def _let_go(self, pin: _Pin) -> None:
+    def _end(self, pin: _Pin) -> None:
         self._pins.remove(pin)
-        self._pool.release(pin.lease)
+        self._pool.device.unpin(pin.nodes)

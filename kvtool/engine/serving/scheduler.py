@@ -20,13 +20,16 @@ from kvtool.blocks import reusable_blocks
 from kvtool.cache.index import BlockIndex
 from kvtool.cache.tiers import Tier, TieredPool
 from kvtool.engine.compute.runner import Chunk
-from kvtool.engine.serving.foresight import Foresight
+from kvtool.engine.serving.foresight import Foresight, Session
 from kvtool.engine.serving.generation import Generation, TokenLogprob
 from kvtool.engine.serving.loading import Loads, Store
 from kvtool.engine.serving.pins import Pins
 from kvtool.engine.serving.prefetch import Prefetch
 from kvtool.engine.serving.rates import Rates
 from kvtool.engine.storage.outlook import Outlook
+
+KEPT_SHARE = 0.25
+"""Most of the device pool that clients can keep for their sessions."""
 
 ASKED = 60.0
 """Seconds that blocks stay up that an admin asked for."""
@@ -61,6 +64,7 @@ class Scheduler:
         self.waiting: deque[Generation] = deque()
         self.running: list[Generation] = []
         self.pins = Pins(pool)
+        self.kept = Pins(pool, KEPT_SHARE)
         self.counts: Counter[str] = Counter()
         self.rates = Rates(index.block_size)
         self.loads = Loads(pool, store, self.rates, self.counts)
@@ -188,7 +192,9 @@ class Scheduler:
             request.named = len(request.tokens)
 
     def _admit(self) -> None:
-        self.pins.expire(self._clock())
+        now = self._clock()
+        self.pins.expire(now)
+        self.kept.expire(now)
         queued = (node for request in [*self.waiting, *self.running] for node in request.nodes)
         self.index.trim(chain(queued, self.prefetch.nodes()))
         if not self.waiting:
@@ -211,16 +217,23 @@ class Scheduler:
             coming.update(request.nodes[request.lease.published :])
 
     def _next(self, passed: set[int]) -> Generation | None:
-        """Whose turn it is: priority first, then the tenant with the least running, then who came first."""
+        """Whose turn it is: the tenant with the least running, then priority, then who came first.
+
+        In this order, since a tenant chooses its priorities itself.
+        """
         busy = Counter(request.root for request in self.running)
         left = [request for request in self.waiting if id(request) not in passed]
-        return min(left, key=lambda request: (request.priority, busy[request.root]), default=None)
+        return min(left, key=lambda request: (busy[request.root], request.priority), default=None)
 
     def _is_coming(self, nodes: list[int], coming: set[int]) -> bool:
         """Whether a block that this request would load, or the first that it would compute, is on its way."""
         on_device = self.pool.device.match(nodes)
         found = len(self.pool.locate(nodes))
         return any(node in coming for node in nodes[on_device : found + 1])
+
+    def _give_way(self) -> bool:
+        """Live traffic needs room: what sessions keep goes first, then what the admin pinned."""
+        return self.kept.give_way() or self.pins.give_way()
 
     def _waits(self, request: Generation) -> None:
         """A request whose turn it is waits for blocks that are being read."""
@@ -231,7 +244,7 @@ class Scheduler:
         """Hits, loads and slots for all of the request's tokens; False while there is no room."""
         want = -(-len(request.tokens) // self._size)
         while not self.pool.device.fits(request.nodes, want, most):
-            if not self.pins.give_way():
+            if not self._give_way():
                 return False
         tiers = self.pool.locate(request.nodes[:most])
         most = min(most, self.rates.worth_loading(tiers))
@@ -313,7 +326,7 @@ class Scheduler:
             if self.pool.extend(request.lease, 1):
                 self.execute_moves()
                 break
-            if self.pins.give_way():
+            if self._give_way():
                 continue
             victim = self.running[-1]
             self._put_back(victim)
@@ -336,12 +349,24 @@ class Scheduler:
             self.loads.abandon(request)
             request.loading = False
             ended = request.finish in ("stop", "length")
-            if ended and request.session is not None and request.nodes:
-                self.foresight.ended((request.root, request.session), request.nodes[-1])
             self.pool.release(request.lease, len(request.generated) if ended else -1)
             request.lease = None
+            if ended and request.session is not None:
+                self._remember((request.root, request.session), request)
         self.prefetch.end(request)
         request.nodes, request.named, request.computed = [], 0, 0
+
+    def _remember(self, session: Session, request: Generation) -> None:
+        """What the session's next request will probably begin with, and how long its client wants it kept."""
+        if request.nodes:
+            self.foresight.ended(session, request.nodes[-1])
+        if request.keep is None:
+            return
+        if request.keep > 0:
+            self.kept.hold(request.nodes, request.keep, self._clock(), session)
+        else:  # there is no next request
+            self.kept.let_go(session)
+            self.foresight.forget(session)
 
     def _chunk(self, request: Generation, count: int) -> Chunk:
         assert request.lease is not None

@@ -10,12 +10,13 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from kvtool import __version__
 from kvtool.engine.serving.admin import admin_routes, snapshot
 from kvtool.engine.serving.answers import ChatAnswer, TextAnswer
-from kvtool.engine.serving.api import ApiError, ChatRequest, CompletionRequest
+from kvtool.engine.serving.api import ApiError, ChatRequest, CompletionRequest, Hints
 from kvtool.engine.serving.engine import Engine
 from kvtool.engine.serving.intake import Intake
 from kvtool.engine.serving.keys import Keys
@@ -57,6 +58,17 @@ def create_app(engine: Engine, metrics: Metrics, keys: Keys) -> FastAPI:
     def session(request: Request, body: ChatRequest | CompletionRequest) -> str | None:
         return request.headers.get("x-session-id") or body.prompt_cache_key or body.user
 
+    def hints(request: Request, body: ChatRequest | CompletionRequest) -> None:
+        """Take hints from headers where the body has none."""
+        for name in Hints.model_fields:
+            header = f"x-{name.replace('_', '-')}"
+            if header in request.headers and name not in body.model_fields_set:
+                try:
+                    found = Hints.model_validate({name: request.headers[header]})
+                except ValidationError as error:
+                    raise ApiError(400, f"{header}: {error.errors()[0]['msg']}", param=header) from error
+                setattr(body, name, getattr(found, name))
+
     @app.get("/", include_in_schema=False)
     async def page() -> HTMLResponse:
         return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
@@ -85,6 +97,7 @@ def create_app(engine: Engine, metrics: Metrics, keys: Keys) -> FastAPI:
     async def chat(body: ChatRequest, request: Request) -> Response:
         tenant = caller(request)
         intake.check_model(body.model)
+        hints(request, body)
         raw = await request.json()  # tools and messages go to the template with their keys as they came
         chat, given = raw["messages"], raw.get("tools") or None
         prompt = await intake.encode(None, chat, given)
@@ -100,6 +113,7 @@ def create_app(engine: Engine, metrics: Metrics, keys: Keys) -> FastAPI:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         tenant = caller(request)
         intake.check_model(body.model)
+        hints(request, body)
         given: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
         if given and isinstance(given[0], int):
             given = [given]

@@ -287,6 +287,29 @@ def test_kv_can_be_looked_at_evicted_pinned_and_reset(client: openai.OpenAI, mod
     server.idle()
 
 
+def test_hints_come_in_the_body_or_in_headers(client: openai.OpenAI, model: str, server: Any) -> None:
+    seen: list[tuple[int, float | None]] = []
+    submit = server.engine.runtime.submit
+
+    def watched(generations: Any) -> None:
+        seen.extend((one.priority, one.keep) for one in generations)
+        submit(generations)
+
+    server.engine.runtime.submit = watched
+    try:
+        headers = {"X-Priority": "-5", "X-Session-TTL": "250.5", "X-Session-Id": "hinted"}
+        ask(client, model, "hints", extra_headers=headers)
+        assert server.on_scheduler(lambda s: len(s.kept)) == 1
+        ask(client, model, "hints", extra_headers=headers, extra_body={"priority": 3, "session_ttl": 0})
+        assert server.on_scheduler(lambda s: len(s.kept)) == 0
+    finally:
+        del server.engine.runtime.submit
+    assert seen == [(-5, 250.5), (3, 0.0)]
+    with pytest.raises(openai.BadRequestError) as error:
+        ask(client, model, "hints", extra_headers={"X-Session-TTL": "forever"})
+    assert error.value.param == "x-session-ttl"
+
+
 FIELDS = st.sampled_from(
     ["model", "messages", "prompt", "n", "stop", "stream", "tools", "max_tokens", "seed", "top_p", "logprobs",
      "logit_bias", "temperature", "stream_options", "response_format", "tool_choice", "x"]
