@@ -121,7 +121,7 @@ class Publisher:
         self._pack = msgpack.packb
         self._topic = topic.encode()
         self._number = 0
-        self._socket = zmq.Context.instance().socket(zmq.PUB)
+        self._socket: Any = zmq.Context.instance().socket(zmq.PUB)
         self._socket.setsockopt(zmq.LINGER, 0)
         try:
             self._socket.bind(endpoint)
