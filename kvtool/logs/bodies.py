@@ -106,6 +106,7 @@ def body_request(row: Any, source: Source, wanted: tuple[str, ...] = PROMPT_KEYS
         tools=prompt.tools,
         output=output,
         output_tokens=count_or_none(output_tokens),
+        output_ids=chat.generated_ids(answer),
         paths=prompt.paths or None,
         incomplete=prompt.incomplete,
     )

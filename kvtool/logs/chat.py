@@ -21,6 +21,8 @@ ENVELOPE_KEYS = (
     "data",
     "params",
 )
+OUTPUT_IDS = ("token_ids", "output_token_ids", "output_ids")
+"""vLLM's return_token_ids fills a choice's first; SGLang has the last beside the text."""
 RESPONSE_KEYS = ("response", "response_body", "responseBody", "output", "completion", "result")
 
 
@@ -201,6 +203,21 @@ def chat_output(response: Any) -> tuple[Message | str | None, int | None]:
     if isinstance(response.get("role"), str):
         return {key: value for key, value in response.items() if key != "usage"}, tokens
     return None, tokens
+
+
+def generated_ids(response: Any) -> tuple[int, ...] | None:
+    """Token ids of the first answer, where the server was asked for them; None where it was not."""
+    response, _ = structured(response)
+    if not isinstance(response, dict):
+        return None
+    choices = response.get("choices")
+    places = [choices[0] if isinstance(choices, list) and choices else None, response]
+    for place in places:
+        for key in OUTPUT_IDS if isinstance(place, dict) else ():
+            ids = place[key] if key in place else None
+            if isinstance(ids, list) and ids and all(type(one) is int and 0 <= one < 2**32 for one in ids):
+                return tuple(ids)
+    return None
 
 
 def response_of(row: Mapping[str, Any]) -> Any:

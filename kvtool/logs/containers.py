@@ -39,7 +39,7 @@ class Container:
             case "yaml":
                 return documents.yaml_documents(stream)
             case "csv" | "tsv":
-                return documents.csv_rows(stream, "\t" if self.kind == "tsv" else ",")
+                return documents.csv_rows(stream, tabs=self.kind == "tsv")
         return rows.values(stream, array=self.kind == "array")
 
 

@@ -4,6 +4,7 @@ import csv
 import io
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from typing import IO, Any
 
 from kvtool.logs.rows import Numbered, Unreadable
@@ -64,12 +65,24 @@ class _Plain:
         return str(value)
 
 
-def csv_rows(stream: IO[bytes], delimiter: str) -> Iterator[Numbered]:
+def csv_table(stream: IO[bytes], tabs: bool) -> tuple[Any, str]:
+    """(a csv reader of the whole, its delimiter): a comma, unless the header line only has tabs, semicolons
+    or bars. tabs: it is a tab."""
+    text = io.TextIOWrapper(stream, "utf-8-sig", errors="replace", newline="")
+    header = text.readline()
+    delimiter = "\t" if tabs else next((one for one in ",\t;|" if one in header), ",")
+    return csv.reader(chain([header] if header else [], text), delimiter=delimiter), delimiter
+
+
+def csv_rows(stream: IO[bytes], tabs: bool) -> Iterator[Numbered]:
     """Rows of a CSV with a header; cells are text, empty ones absent. Row numbers leave the header out."""
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     number = 0
-    text = io.TextIOWrapper(stream, "utf-8-sig", errors="replace", newline="")
-    reader = csv.reader(text, delimiter=delimiter)
+    try:
+        reader, _ = csv_table(stream, tabs)
+    except DAMAGED:
+        yield 1, Unreadable("the compressed data is damaged or ends early")
+        return
     header: list[str] | None = None
     while True:
         try:

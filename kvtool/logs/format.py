@@ -23,6 +23,7 @@ class Format:
     rank: ClassVar[int] = 0
     omits: ClassVar[str] = ""
     looks_ahead: ClassVar[int] = 0
+    nothing: ClassVar[str] = "its rows hold no model calls"
 
     def __init__(self, shared: dict[str, Any] | None = None) -> None:
         """`shared` is one dict for all files of a log, for what one file tells about another."""

@@ -160,7 +160,7 @@ class Log:
 
     def _why_nothing(self) -> str:
         if not self._reasons:
-            return "its rows hold no model calls"
+            return self.sources[0].format.nothing
         reason, count = self._reasons.most_common(1)[0]
         return f"{count} rows: {reason}, first at {self._first[reason]}"
 

@@ -16,6 +16,7 @@ from kvtool.errors import KvtoolError
 from kvtool.files import whole
 from kvtool.logs import tables
 from kvtool.logs.containers import Container
+from kvtool.logs.documents import csv_table
 from kvtool.logs.reader import Log
 from kvtool.logs.rows import Unreadable
 from kvtool.logs.sources import COMPRESSIONS, STDIN
@@ -122,9 +123,9 @@ def _encoded(value: Any, indent: int | None) -> bytes:
 
 
 def _write_csv(out: IO[bytes], values: Iterator[Any], like: Container) -> None:
-    delimiter = "\t" if like.kind == "tsv" else ","
     with like.input.open() as stream:
-        header = next(csv.reader(io.TextIOWrapper(stream, "utf-8-sig", newline=""), delimiter=delimiter), [])
+        reader, delimiter = csv_table(stream, tabs=like.kind == "tsv")
+        header = next(reader, [])
     text = io.TextIOWrapper(out, "utf-8", newline="", write_through=True)
     writer = csv.DictWriter(text, header, delimiter=delimiter, lineterminator="\n")
     writer.writeheader()

@@ -157,3 +157,23 @@ def test_columns_only_for_traces(samples):
     assert trace_batches(open_log([str(samples / "text.jsonl")])) is None
     batch = next(trace_batches(open_log([str(samples / "block-hashes-mooncake.jsonl")])))
     assert batch.ids.dtype == np.int64 and len(batch) == 60
+
+
+def test_deltas_whose_lengths_are_the_whole_prompts(tmp_path, read):
+    """Three sessions of four turns in turn; each row has two new blocks and the length of all so far."""
+    rows = [
+        {
+            "session_id": f"s{row % 3}",
+            "timestamp": 1000 * row,
+            "input_length": 1024 * (row // 3 + 1) - 7,
+            "hash_ids": [2 * row, 2 * row + 1],
+        }
+        for row in range(12)
+    ]
+    path = tmp_path / "deltas.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log, requests = read(str(path))
+    assert not log.skipped and any("added to the session's earlier ones" in note for note in log.notes)
+    assert requests[0].block_ids.block_size == 512
+    assert [request.block_ids.tokens for request in requests] == [row["input_length"] for row in rows]
+    assert requests[10].block_ids.ids.tolist() == [2, 3, 8, 9, 14, 15, 20, 21]

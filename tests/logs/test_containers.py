@@ -93,6 +93,14 @@ def test_parquet_nested_and_as_json_strings(tmp_path):
     assert request.source_path("messages[1].content") == "messages:json[1].content"
 
 
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_a_header_tells_what_separates_cells(tmp_path, delimiter):
+    path = tmp_path / "log.csv"
+    path.write_text(f'time{delimiter}prompt\n1700000000{delimiter}"a{delimiter} b"\n')
+    (request,) = open_log([str(path)])
+    assert (request.text, request.arrival) == (f"a{delimiter} b", 1_700_000_000_000_000)
+
+
 def test_csv_cells_may_hold_json(tmp_path):
     import csv
 

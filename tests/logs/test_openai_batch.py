@@ -2,6 +2,10 @@
 
 import json
 
+import pytest
+
+from kvtool.errors import KvtoolError
+
 
 def test_input_rows_are_requests(samples, read, said):
     log, requests = read("openai-batch.jsonl")
@@ -24,3 +28,9 @@ def test_an_output_file_gives_answers_in_whatever_order_it_is_named(read):
         assert [request.output_tokens for request in requests] == [10, 11, 12, None]
         assert requests[0].output["role"] == "assistant"
         assert not log.skipped
+
+
+def test_an_output_file_alone_says_what_is_missing(read):
+    with pytest.raises(KvtoolError, match="no request could be read") as caught:
+        read("openai-batch-output.jsonl")
+    assert caught.value.hint == "a batch's output has answers only: name its input file too"

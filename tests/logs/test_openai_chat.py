@@ -2,6 +2,9 @@
 
 import json
 
+from kvtool.logs.formats.openai_chat import OpenAIChat
+from kvtool.requests import Source
+
 EXPECTED_ARRIVALS = [
     1_740_823_200_000_000,
     1_740_823_210_000_000,
@@ -75,3 +78,17 @@ def test_a_gateways_log_may_hold_several_apis(tmp_path, read):
     texts = [[message["content"] for message in request.messages] for request in requests]
     assert texts == [["a"], ["s", "b"], ["i", "c"]]
     assert [(one.rows, one.first) for one in log.skipped] == [(1, f"{path}:4")]
+
+
+def test_ids_of_an_answer_are_kept_where_the_log_has_them():
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    choice = {"message": {"role": "assistant", "content": "Yes"}}
+
+    def ids(response):
+        (request,) = OpenAIChat().read({"request": body, "response": response}, Source("log", 1))
+        return request.output_ids
+
+    assert ids({"choices": [{**choice, "token_ids": [7, 8]}]}) == (7, 8)
+    assert ids({"text": "Yes", "output_ids": [7, 8]}) == (7, 8)
+    for wrong in ([], [7, -1], [7, "8"], [True], "7 8", None):
+        assert ids({"choices": [{**choice, "token_ids": wrong}]}) is None

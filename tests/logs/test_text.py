@@ -34,3 +34,15 @@ def test_a_completions_body_in_an_envelope(tmp_path, read):
     _log, requests = read(str(path))
     assert (requests[0].text, requests[0].model) == ("Once", "m")
     assert requests[0].source_path("text") == "request.prompt"
+
+
+def test_a_completions_body_with_several_prompts_is_as_many_requests(tmp_path, read):
+    path = tmp_path / "several.jsonl"
+    body = {"model": "m", "prompt": ["Once", "", "Twice"]}
+    path.write_text(
+        json.dumps({"request": body}) + "\n" + json.dumps({"request": {"prompt": [1, "x"]}}) + "\n"
+    )
+    log, requests = read(str(path))
+    assert [request.text for request in requests] == ["Once", "", "Twice"]
+    assert [request.source_path("text") for request in requests][2] == "request.prompt[2]"
+    assert [(one.reason, one.rows) for one in log.skipped] == [("prompt is not text", 1)]

@@ -26,3 +26,13 @@ def test_what_is_no_token_id_is_a_bad_row(tmp_path, read):
     assert [one.rows for one in log.skipped] == [2, 1]
     assert log.skipped[0].reason == "token_ids holds something that is no token id"
     assert log.skipped[1].reason.startswith("no list of integers under any of token_ids, ")
+
+
+def test_a_completions_body_with_several_prompts_of_ids(tmp_path, read):
+    path = tmp_path / "ids.jsonl"
+    rows = [[[1, 2, 3], [4]], [5, 6], [[7], ["x"]], [[8], 9]]
+    path.write_text("".join(json.dumps({"model": "m", "prompt": row}) + "\n" for row in rows))
+    log, requests = read(str(path))
+    assert [request.token_ids.tolist() for request in requests] == [[1, 2, 3], [4], [5, 6]]
+    assert requests[1].source_path("token_ids") == "prompt[1]"
+    assert [one.rows for one in log.skipped] == [2]

@@ -99,7 +99,9 @@ class BlockHashes(Format):
 
 def dialect_of(head: Sequence[dict[str, Any]]) -> Dialect:
     """Block size, unit of time and deltas, from rows that claim to be a trace's."""
-    shapes = [(len(structured(row["hash_ids"])[0]), count_or_none(row["input_length"])) for row in head]
+    shapes = [
+        (len(structured(row["hash_ids"])[0]), count_or_none(row["input_length"])) for row in _openings(head)
+    ]
     fits = {
         size: sum(tokens is not None and count == -(-tokens // size) for count, tokens in shapes)
         for size in BLOCK_SIZES
@@ -113,17 +115,32 @@ def dialect_of(head: Sequence[dict[str, Any]]) -> Dialect:
         unit = None  # an epoch time tells its own unit
     elif any("chat_id" in row for row in head) or any(number % 1 for number in numbers):
         unit = "s"
-    return replace(Dialect(size, unit), deltas=_are_deltas(head))
+    return replace(Dialect(size, unit), deltas=_are_deltas(head, size))
 
 
-def _are_deltas(head: Sequence[dict[str, Any]]) -> bool:
+def _openings(head: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first row of each session, and every row that has none: their ids are whole in any dialect."""
+    seen: set[str] = set()
+    rows = []
+    for row in head:
+        session = session_of({**row, "chat_id": None})
+        if session is None or session not in seen:
+            rows.append(row)
+        if session is not None:
+            seen.add(session)
+    return rows
+
+
+def _are_deltas(head: Sequence[dict[str, Any]], size: int) -> bool:
     """Whether later turns of a session hold only their new blocks.
 
-    They then do not begin as the turn before did, and their lengths do not grow; a prompt whose head
-    changes every turn (a clock) does not begin alike either, but grows.
+    They then do not begin as the turn before did, and their lengths do not grow; or they are as long as
+    all of the session's blocks. A prompt whose head changes every turn (a clock) does not begin alike
+    either, but grows, and so do its own blocks.
     """
     last: dict[str, tuple[int, int]] = {}
-    later = fresh = shorter = 0
+    blocks: dict[str, int] = {}
+    later = fresh = shorter = added = 0
     for row in head:
         session = session_of({**row, "chat_id": None})
         ids, tokens = structured(row["hash_ids"])[0], count_or_none(row["input_length"])
@@ -133,8 +150,10 @@ def _are_deltas(head: Sequence[dict[str, Any]]) -> bool:
             later += 1
             fresh += last[session][0] != ids[0]
             shorter += tokens < last[session][1]
+            added += -(-tokens // size) == blocks[session] + len(ids)
         last[session] = (ids[0], tokens)
-    return later > 0 and fresh >= 0.9 * later and shorter >= 0.25 * later
+        blocks[session] = blocks.get(session, 0) + len(ids)
+    return later > 0 and fresh >= 0.9 * later and (shorter >= 0.25 * later or added >= 0.9 * later)
 
 
 FORMAT = BlockHashes

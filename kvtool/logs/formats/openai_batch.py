@@ -18,6 +18,7 @@ class OpenAIBatch(Format):
 
     name = "openai-batch"
     rank = 55
+    nothing = "a batch's output has answers only: name its input file too"
 
     @classmethod
     def claims(cls, row: Any) -> bool:
