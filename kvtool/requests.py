@@ -39,6 +39,7 @@ class Request:
 
     `arrival` is in microseconds UTC (None: the log has no times, file order counts).
     `paths` maps our path prefixes to the source's where they differ, such as {"messages": "traj"}.
+    output_ids: token ids as the model generated them, where a log has them.
     `incomplete` says why the log cannot show the whole prompt (None: it can).
     """
 
@@ -55,6 +56,7 @@ class Request:
     block_ids: BlockIds | None = None
     output: Message | str | None = None
     output_tokens: int | None = None
+    output_ids: tuple[int, ...] | None = None
     paths: Mapping[str, str] | None = None
     incomplete: str | None = None
 
