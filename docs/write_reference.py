@@ -9,6 +9,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from kvtool.cli import CommandGroup, main
+from kvtool.lint.explain import report_url
+from kvtool.lint.rule import Rule
 from kvtool.lint.rules import RULES
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
@@ -40,8 +42,23 @@ def rules_page() -> str:
     )
     for rule, module in sorted(((RULES.load(name), name) for name in RULES.names()), key=lambda r: r[0].code):
         page += f"\n## {rule.code} `{module}`\n"
-        page += f"{rule.docs.what}\n\n**Why.** {rule.docs.why}\n\n**Instead.** {rule.docs.instead}\n"
+        page += f"{rule.docs.what}\n\n**Why.** {rule.docs.why}\n"
+        page += example(rule)
+        page += f"\n**Instead.** {rule.docs.instead}\n"
+        if rule.docs.references:
+            reports = (f"[{one}]({report_url(one)})" for one in rule.docs.references)
+            page += f"\n**Reported.** {', '.join(reports)}\n"
     return page
+
+
+def example(rule: Rule) -> str:
+    """What the rule finds in its first sample, and a sample on which it is silent."""
+    if not rule.invalid:
+        return ""
+    found, silent = rule.invalid[0], rule.valid[0]
+    at = f" at `{found.path}`" if found.path else ""
+    value = f": `{' '.join(found.slot.split())}`" if found.slot.strip() else ""
+    return f"\n**Example.** Found: {found.title}{at}{value}. Silent: {silent.title}.\n"
 
 
 def write() -> None:

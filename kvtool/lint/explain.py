@@ -17,8 +17,15 @@ def explain(wanted: str) -> str:
             invalid = "".join(f"  found:  {sample.title}\n" for sample in rule.invalid)
             valid = "".join(f"  silent: {sample.title}\n" for sample in rule.valid)
             page = f"{rule.code} {rule.name}\n\n{rule.docs.what}\n\nWhy: {rule.docs.why}\n\n"
-            return f"{page}Instead: {rule.docs.instead}\n\nSamples\n{invalid}{valid}"
+            reports = "".join(f"  {one}\n" for one in map(report_url, rule.docs.references))
+            seen = f"\nReported\n{reports}" if reports else ""
+            return f"{page}Instead: {rule.docs.instead}\n\nSamples\n{invalid}{valid}{seen}"
     raise KvtoolError(f"no rule {wanted!r}", "see kvtool lint --list-rules")
+
+
+def report_url(reference: str) -> str:
+    """Where to read owner/repository#number; GitHub leads from an issue's address to a pull request."""
+    return "https://github.com/" + reference.replace("#", "/issues/")
 
 
 def _by_code() -> list[Rule]:

@@ -17,7 +17,10 @@ from kvtool.report import Fix
 
 @dataclass(frozen=True, slots=True)
 class Docs:
-    """A rule's page: what it does, why it costs, what to do instead, public reports of it."""
+    """A rule's page: what it does, why it costs, what to do instead, public reports of it.
+
+    references: issues and pull requests as owner/repository#number.
+    """
 
     what: str
     why: str

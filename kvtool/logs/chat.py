@@ -211,10 +211,10 @@ def generated_ids(response: Any) -> tuple[int, ...] | None:
     if not isinstance(response, dict):
         return None
     choices = response.get("choices")
-    places = [choices[0] if isinstance(choices, list) and choices else None, response]
-    for place in places:
-        for key in OUTPUT_IDS if isinstance(place, dict) else ():
-            ids = place[key] if key in place else None
+    first = choices[0] if isinstance(choices, list) and choices else None
+    for place in (first if isinstance(first, dict) else {}, response):
+        for key in OUTPUT_IDS:
+            ids = place.get(key)
             if isinstance(ids, list) and ids and all(type(one) is int and 0 <= one < 2**32 for one in ids):
                 return tuple(ids)
     return None

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-SETS = ("required", "enum", "type")
-"""JSON Schema keywords whose lists have no order."""
+SETS = ("required", "type")
+"""JSON Schema keywords whose lists have no order. An enum has none either, but models may read one in."""
 _LINE_END = re.compile(r"[^\S\n]+$", re.M)
 
 

@@ -23,6 +23,10 @@ class BelowBlock:
         what="Finds agents whose instructions are constant and shorter than one block.",
         why="Only full blocks are shared (providers ask for 1,024 tokens): such a prefix never hits.",
         instead="Use smaller blocks, or put more of what is constant (examples, tools) to the head.",
+        references=(
+            "vllm-project/vllm#53749",
+            "jundot/omlx#3430",
+        ),
     )
     valid = (Sample("longer instructions", [chat(AGENT, [f"Question {n}?"], time=n) for n in range(24)]),)
     invalid = (

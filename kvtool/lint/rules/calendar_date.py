@@ -18,6 +18,10 @@ class CalendarDate:
         what="Finds today's date or weekday in the system prompt or in a tool, wherever it is written.",
         why="At midnight every cached prefix behind the date is lost at once, running sessions included.",
         instead="Say the date once, at the start of the conversation, and keep it for the session.",
+        references=(
+            "anomalyco/opencode#32622",
+            "zeroclaw-labs/zeroclaw#10858",
+        ),
     )
     valid = (
         Sample(

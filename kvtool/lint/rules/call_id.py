@@ -26,6 +26,10 @@ class CallId:
         what="Finds earlier messages that differ only in the ids of tool calls.",
         why="Ids made anew when the history is rebuilt break the prefix at the first call.",
         instead="Keep the ids that the model's answer came with, or derive them from the call's place.",
+        references=(
+            "NousResearch/hermes-agent#3991",
+            "router-for-me/CLIProxyAPI#5107",
+        ),
     )
     valid = (Sample("a growing history", dialogue([history(n) for n in (1, 2, 3)])),)
     invalid = (

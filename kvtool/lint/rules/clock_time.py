@@ -18,6 +18,11 @@ class ClockTime:
         what="Finds a clock in the system prompt or in a tool's description.",
         why="Everything behind a value that changes with every request misses the cache, often all of it.",
         instead="Say the time at the end of the conversation. A time that stands last costs only itself.",
+        references=(
+            "NousResearch/hermes-agent#15866",
+            "goruck/home-generative-agent#617",
+            "Mintplex-Labs/anything-llm#6398",
+        ),
     )
     valid = (
         Sample("a constant time", turns(AGENT + "\nThe current time is 2024-05-15 15:00:00 EST.", 3)),

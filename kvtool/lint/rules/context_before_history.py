@@ -33,6 +33,11 @@ class ContextBeforeHistory:
         what="Finds memories and retrieved documents in the system prompt swapped from turn to turn.",
         why="The conversation stands behind the block: each exchange computes the whole history again.",
         instead="Put retrieved text at the end of the conversation, beside the question that it answers.",
+        references=(
+            "mem0ai/mem0#4341",
+            "open-webui/open-webui#30239",
+            "shareAI-lab/learn-claude-code#311",
+        ),
     )
     valid = (Sample("the same notes all along", turns(f"{AGENT}\n\n# Notes\n{NOTES[0]}", 3)),)
     invalid = (

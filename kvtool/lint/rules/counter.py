@@ -20,6 +20,10 @@ class Counter:
         what="Finds counts in the system prompt or in tools: context used, tokens left, message number.",
         why="The figure changes at every step, and everything behind it is computed again.",
         instead="Say it at the end of the conversation, or only when it matters.",
+        references=(
+            "NousResearch/hermes-agent#18547",
+            "mangowhoiscloud/geode#2026",
+        ),
     )
     valid = (Sample("a constant limit", turns(f"You have 200,000 tokens.\n{AGENT}", 3)),)
     invalid = (

@@ -30,6 +30,7 @@ class Environment:
         what="Finds working folders, git status, file trees and host names in the system prompt or in tools.",
         why="Every project, commit or machine gets its own prefix, although the instructions are the same.",
         instead="Describe the environment at the end of the conversation, or in its first user message.",
+        references=("anthropics/claude-agent-sdk-python#784",),
     )
     valid = (Sample("one environment", turns(f"Working directory: /home/ann/shop\n{AGENT}", 3)),)
     invalid = (

@@ -33,6 +33,10 @@ class EphemeralBlock:
         what="Finds reminders and notes that stand in one request and not in the next.",
         why="From the block on, the next request shares nothing with this one.",
         instead="Leave a block where it was said first, or say it behind the last message only.",
+        references=(
+            "anthropics/claude-agent-sdk-typescript#269",
+            "alvinunreal/oh-my-opencode-slim#790",
+        ),
     )
     valid = (
         Sample(

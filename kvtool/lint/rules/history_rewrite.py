@@ -19,6 +19,10 @@ class HistoryRewrite:
         what="Finds earlier messages that come back with another text: summaries, pruned results.",
         why="Everything behind the first changed message is computed again, at every such step.",
         instead="Rewrite rarely and much at once; a history that only grows is shared from turn to turn.",
+        references=(
+            "openclaw/openclaw#111085",
+            "LibreChat-AI/agents#497",
+        ),
     )
     valid = (
         Sample("a growing history", dialogue([history(n) for n in (1, 2, 3, 4)])),

@@ -26,6 +26,11 @@ class HoistedSystem:
         what="Finds system texts that are collected at the head and grow during a conversation.",
         why="Each new note stands before the history, so the whole history is computed again.",
         instead="Leave notes where they were said, as user messages where the API has no other place.",
+        references=(
+            "BerriAI/litellm#36559",
+            "maximhq/bifrost#4592",
+            "Blaizzy/mlx-vlm#2052",
+        ),
     )
     valid = (Sample("a fixed head", [chat(AGENT, history(n), session="a", time=n) for n in (1, 2, 3)]),)
     invalid = (

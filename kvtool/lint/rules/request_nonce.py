@@ -21,6 +21,11 @@ class RequestNonce:
         what="Finds request ids, billing hashes and random strings in the system prompt or in tools.",
         why="Everything behind a value that is unique per request misses the cache, always.",
         instead="Send such ids in a header or in the request's metadata; the model has no use for them.",
+        references=(
+            "anthropics/claude-code#68900",
+            "ollama/ollama#14918",
+            "ggml-org/llama.cpp#20623",
+        ),
     )
     valid = (
         Sample("a constant id", turns(f"Deployment 9f8e7d6c5b4a.\n{AGENT}", 3)),

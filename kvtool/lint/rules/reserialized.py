@@ -24,6 +24,11 @@ class Reserialized:
         what="Finds earlier messages that differ only in white space, line ends, JSON layout or Unicode.",
         why="For people it is the same message; for the cache it is another one, and all behind it misses.",
         instead="Send messages again byte for byte: store them, do not rebuild them.",
+        references=(
+            "NousResearch/hermes-agent#7988",
+            "MiniMax-AI/Mini-Agent#22",
+            "anomalyco/opencode#37886",
+        ),
     )
     valid = (Sample("a growing history", dialogue([history(n) for n in (1, 2, 3)])),)
     invalid = (

@@ -44,6 +44,11 @@ class ResultOrder:
         what="Finds tool results of one batch that stand in another order in a later request.",
         why="Results finish in any order; a history rebuilt from what finished when breaks the prefix.",
         instead="Sort the results of a batch by the order of their calls.",
+        references=(
+            "vercel/ai#16567",
+            "langchain-ai/open-swe#2198",
+            "strands-agents/harness-sdk#2112",
+        ),
     )
     valid = (Sample("the same order", [_row(RESULTS, [], 0), _row(RESULTS, MORE, 30)]),)
     invalid = (

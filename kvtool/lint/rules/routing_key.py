@@ -19,6 +19,7 @@ class RoutingKey:
         what="Finds conversations that go on under another model or tenant.",
         why="Caches of different models share nothing: the whole history is computed again.",
         instead="Keep a conversation on one model; switch at its start, or accept the price knowingly.",
+        references=("OpenRouterTeam/ai-sdk-provider#499",),
     )
     valid = (
         Sample(

@@ -30,6 +30,11 @@ class SchemaChurn:
         what="Finds tools that keep their name and change: key order, schema, descriptions.",
         why="Tools are printed at the head of the prompt; from the first difference on, all of it misses.",
         instead="Print schemas with sorted keys, once, and keep descriptions free of what varies.",
+        references=(
+            "github/copilot-sdk#1931",
+            "maximhq/bifrost#2082",
+            "sgl-project/sglang#34553",
+        ),
     )
     valid = (Sample("the same print", [chat(AGENT, ["Hello"], TOOLS, time=n) for n in range(3)]),)
     invalid = (

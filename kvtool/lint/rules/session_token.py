@@ -25,6 +25,11 @@ class SessionToken:
         what="Finds session ids, temporary paths and scratch folders in the system prompt or in tools.",
         why="No two sessions share what stands behind such a token: every session pays for the whole head.",
         instead="Use a placeholder or a fixed path, or name the token in the first user message.",
+        references=(
+            "anthropics/claude-code#92524",
+            "anthropics/claude-code#77306",
+            "code-yeongyu/oh-my-openagent#6881",
+        ),
     )
     valid = (Sample("one token for all", turns(f"Session 9f8e7d6c5b4a.\n{AGENT}", 3)),)
     invalid = (

@@ -19,6 +19,11 @@ class SlidingWindow:
         what="Finds conversations that keep only their last messages, dropping the oldest ones turn by turn.",
         why="When the first message leaves, all others move up: nothing behind the system prompt is shared.",
         instead="Drop in large steps, half of the window at once, so that most turns share their history.",
+        references=(
+            "openclaw/openclaw#115273",
+            "amd/gaia#3629",
+            "HKUDS/nanobot#4568",
+        ),
     )
     valid = (Sample("a growing history", dialogue([history(n) for n in (1, 2, 3, 4)])),)
     invalid = (

@@ -27,6 +27,7 @@ class StaticAfterDynamic:
         what="Finds long text that never changes behind a text that does, such as a task or a persona.",
         why="The stable text is the same for all, but nobody can share it, because it does not come first.",
         instead="Turn the order around: instructions first, then what varies.",
+        references=("getkimchi/kimchi#574",),
     )
     valid = (
         Sample(

@@ -20,6 +20,10 @@ class TemplateBos:
         what="Finds prompts whose text already begins with the token that the template or tokenizer adds.",
         why="Token 0 decides the whole prefix: two ways to begin make two caches, and answers get worse.",
         instead="Add it in one place only: in the template, or by the tokenizer.",
+        references=(
+            "sgl-project/sglang#888",
+            "janhq/cortex.cpp#618",
+        ),
     )
     valid = (Sample("one mark", [{"prompt": f"<s>{AGENT} Hello {n}", "timestamp": n} for n in range(2)]),)
     invalid = (

@@ -22,6 +22,10 @@ class TemplateThinking:
         what="Finds messages that the chat template prints differently once others follow.",
         why="Templates that strip the thinking of earlier turns change the history at every user message.",
         instead="Use the template's option that keeps thinking, or never send it.",
+        references=(
+            "QwenLM/Qwen3#1826",
+            "lmstudio-ai/mlx-engine#176",
+        ),
     )
     valid = (Sample("no thinking", dialogue([history(n) for n in (1, 2, 3)])),)
     invalid: tuple[Sample, ...] = ()  # needs a template that strips: tests/lint/test_template_thinking.py

@@ -21,6 +21,11 @@ class ToolOrder:
         what="Finds requests that list the same tools in different orders.",
         why="Tools stand at the head of the prompt; from the first one out of place on, all of it misses.",
         instead="Sort tools by name before every call: sets, maps and discovery have no order.",
+        references=(
+            "openclaw/openclaw#58037",
+            "googleapis/mcp-toolbox#3463",
+            "QwenLM/qwen-code#6338",
+        ),
     )
     valid = (
         Sample("one order", [chat(AGENT, ["Hello"], TOOLS, time=n) for n in range(3)]),

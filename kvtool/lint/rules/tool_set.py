@@ -22,6 +22,10 @@ class ToolSet:
         what="Finds conversations in which tools come or go, or whose last call is made without any.",
         why="Tools stand at the head of the prompt: one more or one less, and the whole history misses.",
         instead="Send all tools every time and forbid calls by tool_choice, or load tools at the end.",
+        references=(
+            "anthropics/claude-code#75142",
+            "apmantza/pi-lens#1453",
+        ),
     )
     valid = (
         Sample("the same tools", [chat(AGENT, history(n), TOOLS, "a", n) for n in (1, 2, 3)]),

@@ -27,6 +27,10 @@ class UserField:
         what="Finds names, addresses, plans, roles and locales of users in the shared head of the prompt.",
         why="Users do not share what stands behind their own data; little behind it costs little.",
         instead="Introduce the user in the first user message.",
+        references=(
+            "anthropics/claude-agent-sdk-python#784",
+            "sipeed/picoclaw#3321",
+        ),
     )
     valid = (Sample("one user", turns(f"The customer is Ann Lee.\n{AGENT}", 3)),)
     invalid = (
