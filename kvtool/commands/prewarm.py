@@ -43,6 +43,7 @@ class Config:
     dtype: str = "auto"
     prefill_rate: float | None = None
     tier_speeds: tuple[tuple[str, int], ...] = ()
+    signing_key: Path | None = None
     plan_out: Path | None = None
     dry_run: bool = False
     report: Path | None = None
@@ -107,6 +108,11 @@ class Config:
     help="Bytes a second that loads reach there, such as host=20GiB,disk=2GiB [measured].",
 )
 @click.option(
+    "--signing-key",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Key file: sign the shards, so that `serve --signing-key` takes them.",
+)
+@click.option(
     "-o",
     "plan_out",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -147,6 +153,7 @@ def run(config: Config) -> "Report":
     from kvtool.engine.storage.codecs import load_codec
     from kvtool.engine.storage.identity import Identity
     from kvtool.engine.storage.reuse import write_reuse
+    from kvtool.engine.storage.signature import load_key
     from kvtool.engine.worth import price
     from kvtool.files import refuse_inputs
     from kvtool.logs.sources import expand
@@ -154,6 +161,7 @@ def run(config: Config) -> "Report":
     from kvtool.renderers.html import write_page
 
     refuse_inputs([*expand(config.logs), *filter(None, [config.analysis])], config.report)
+    key = None if config.signing_key is None else load_key(config.signing_key)
     notes: list[str] = []
     model = load_model(
         config.model, config.device, config.dtype, chat_template=config.chat_template, warn=notes.append
@@ -193,7 +201,7 @@ def run(config: Config) -> "Report":
         priced.require_gain(config.codec)
         started = perf_counter()
         with counted("tokens", len(plan) * plan.block_size) as done:
-            result = prewarm(plan, model, config.out, PrewarmConfig(config.codec), done)
+            result = prewarm(plan, model, config.out, PrewarmConfig(config.codec, key=key), done)
         if reuse is not None:  # else what an earlier run wrote stays
             write_reuse(config.out, reuse)
         data["reuse_model"] = None if reuse is None else len(reuse.hazards)

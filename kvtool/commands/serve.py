@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder that `kvtool prewarm` wrote; without it everything is cached as it comes.",
 )
+@click.option(
+    "--signing-key",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Key file: shards that are not signed with it are refused; every byte is read at start.",
+)
 @click.option("--model", help="embedded, or a Hugging Face model directory [the shards' own].")
 @click.option("--host", default=ServeConfig.host, show_default=True, help="Address to listen on.")
 @click.option(

@@ -16,6 +16,12 @@ OUTPUT_FORMAT = click.option(
     "--output-format", type=click.Choice(["terminal", "json"]), default="terminal", show_default=True
 )
 
+SIGNING_KEY = click.option(
+    "--signing-key",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Key file: the shards must be signed with it, and what is written is.",
+)
+
 
 @click.group(epilog="Example: kvtool shards verify shards")
 def command() -> None:
@@ -36,9 +42,10 @@ def list_shards(folder: Path, output_format: str) -> None:
 
 @command.command("verify", epilog="Example: kvtool shards verify shards")
 @click.argument("folder", type=FOLDER)
+@SIGNING_KEY
 @OUTPUT_FORMAT
 @click.pass_context
-def verify_shards(ctx: click.Context, folder: Path, output_format: str) -> None:
+def verify_shards(ctx: click.Context, folder: Path, signing_key: Path | None, output_format: str) -> None:
     """Read every byte of FOLDER; exit 1 and the list of bad blocks if any."""
     _ready()
     from kvtool.engine.storage.manifest import read_manifest
@@ -48,7 +55,7 @@ def verify_shards(ctx: click.Context, folder: Path, output_format: str) -> None:
 
     manifest = read_manifest(folder)
     with counted("bytes", sum(file.bytes for file in manifest.files)) as done:
-        faults = verify(folder, done)
+        faults = verify(folder, done, _key(signing_key))
     _print(verdict(folder, manifest, faults), output_format)
     ctx.exit(1 if faults else 0)
 
@@ -73,31 +80,39 @@ def diff_shards(ctx: click.Context, left: Path, right: Path, output_format: str)
 @command.command("merge", epilog="Example: kvtool shards merge monday tuesday --out both")
 @click.argument("folders", nargs=-1, required=True, type=FOLDER)
 @click.option("--out", required=True, type=FOLDER, help="A new folder.")
+@SIGNING_KEY
 @OUTPUT_FORMAT
-def merge_shards(folders: tuple[Path, ...], out: Path, output_format: str) -> None:
+def merge_shards(folders: tuple[Path, ...], out: Path, signing_key: Path | None, output_format: str) -> None:
     """Write every block of FOLDERS into one new folder; the first that has a block gives it."""
     _ready()
     from kvtool.engine.storage.maintenance import merge
     from kvtool.engine.storage.shards import open_shards
     from kvtool.engine.storage.shards_report import listing
 
-    merge([open_shards(folder) for folder in folders], out)
+    merge([open_shards(folder) for folder in folders], out, key=_key(signing_key))
     _print(listing(open_shards(out)), output_format)
 
 
 @command.command("gc", epilog="Example: kvtool shards gc shards --keep 1GiB")
 @click.argument("folder", type=FOLDER)
 @click.option("--keep", type=Size(), help="Drop the least used blocks until the rest takes no more bytes.")
+@SIGNING_KEY
 @OUTPUT_FORMAT
-def clean_shards(folder: Path, keep: int | None, output_format: str) -> None:
+def clean_shards(folder: Path, keep: int | None, signing_key: Path | None, output_format: str) -> None:
     """Delete leftovers of crashes, bad blocks and what builds on them; --keep also drops the least used."""
     _ready()
     from kvtool.engine.storage.maintenance import collect_garbage
     from kvtool.engine.storage.shards import open_shards
     from kvtool.engine.storage.shards_report import cleaning
 
-    files, blocks = collect_garbage(folder, keep)
+    files, blocks = collect_garbage(folder, keep, key=_key(signing_key))
     _print(cleaning(open_shards(folder), files, blocks), output_format)
+
+
+def _key(path: Path | None) -> bytes | None:
+    from kvtool.engine.storage.signature import load_key
+
+    return None if path is None else load_key(path)
 
 
 def _ready() -> None:

@@ -24,6 +24,7 @@ from kvtool.engine.storage.index import BlockRow, block_checksum, index_to_bytes
 from kvtool.engine.storage.maintenance import SHARD_BYTES, free_numbers, sweep
 from kvtool.engine.storage.manifest import INDEX, MANIFEST, Manifest, ShardFile, commit, sha256, shard_name
 from kvtool.engine.storage.shards import BadBlock, ShardSet, open_shards
+from kvtool.engine.storage.signature import check
 from kvtool.engine.storage.writer import Planned, ShardWriter, write_shard
 from kvtool.engine.walk import Walk
 from kvtool.errors import KvtoolError
@@ -38,6 +39,8 @@ class PrewarmConfig:
 
     codec: str = "raw"
     shard_bytes: int = SHARD_BYTES
+    key: bytes | None = None
+    """Signs the folder; one that is signed needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,7 @@ class _Run:
 
     def _commit(self, before: Manifest | None, manifest: Manifest, complete: bool) -> Manifest:
         index = index_to_bytes(self.known.values(), self.plan.block_size)
-        return commit(self.folder, before, replace(manifest, complete=complete), index)
+        return commit(self.folder, before, replace(manifest, complete=complete), index, self.config.key)
 
     def _write(self, batch: Batch, number: int, blocks: Iterator[tuple[int, Block]]) -> ShardFile:
         """Stream a file's blocks into it as they come; compressed ones wait until all sizes are known."""
@@ -229,6 +232,7 @@ class _Run:
                 )
             return None
         shards = open_shards(self.folder)
+        check(self.folder, self.config.key, shards.manifest.signed_bytes(), shards.manifest.signature)
         fields = shards.manifest.identity.differences(self.identity)
         cuts = shards.manifest.chunking
         if cuts is not None and cuts != chunking(self.plan.block_size):

@@ -2,13 +2,21 @@
 
 import json
 import shutil
+import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from kvtool.analysis.reuse_model import ReuseModel
+from kvtool.cache.reuse_table import ReuseTable
 from kvtool.cli import main
+from kvtool.engine.storage.reuse import read_reuse, write_reuse
 from kvtool.engine.storage.shards import open_shards
+
+TABLE = ReuseTable(np.array([[-1, 0, 0, 0]]), np.zeros(0), np.ones((1, 1)), False)
+"""One class for all blocks."""
 
 
 def kvtool(*arguments: object) -> Result:
@@ -99,3 +107,43 @@ def test_gc_then_prewarm_repairs(folder, made, tiny_model, branching_log) -> Non
     assert kvtool("prewarm", *arguments).exit_code == 0
     assert kvtool("shards", "verify", folder).exit_code == 0
     assert kvtool("shards", "diff", made, folder).exit_code == 0
+
+
+def test_signed_shards_are_demanded_and_kept_signed(
+    folder, made, tiny_model, branching_log, tmp_path
+) -> None:
+    key, other = tmp_path / "key", tmp_path / "other"
+    key.write_text("0123456789abcdef0123456789abcdef\n")
+    other.write_text("another key, as long as the first\n")
+    signed = tmp_path / "signed"
+    unsigned = kvtool("shards", "verify", folder, "--signing-key", key)
+    assert unsigned.exit_code == 2 and "signature: these shards are unsigned" in unsigned.stderr
+    assert kvtool("shards", "merge", folder, "--out", signed, "--signing-key", key).exit_code == 0
+    assert kvtool("shards", "verify", signed, "--signing-key", key).exit_code == 0
+    wrong = kvtool("shards", "verify", signed, "--signing-key", other)
+    assert wrong.exit_code == 2 and "signature: not made with this key" in wrong.stderr
+    listed = json.loads(kvtool("shards", "ls", signed, "--output-format", "json").stdout)
+    assert listed["signed"] and ", signed" in kvtool("shards", "ls", signed).stdout
+    gone = kvtool("shards", "gc", signed, "--keep", 1)
+    assert gone.exit_code == 2 and "these shards are signed" in gone.stderr
+    assert kvtool("shards", "gc", signed, "--keep", "20kB", "--signing-key", key).exit_code == 0
+    arguments = ["--model", tiny_model, "--logs", branching_log, "--block-size", 16, "--out", signed]
+    refused = kvtool("prewarm", *arguments)
+    assert refused.exit_code == 2 and "these shards are signed" in refused.stderr
+    assert kvtool("prewarm", *arguments, "--signing-key", key).exit_code == 0
+    assert kvtool("shards", "verify", signed, "--signing-key", key).exit_code == 0
+    assert kvtool("shards", "diff", made, signed).exit_code == 0
+
+
+def test_merge_keeps_the_reuse_model_of_the_busiest_source(folder, made, tmp_path) -> None:
+    small = tmp_path / "small"
+    shutil.copytree(made, small)
+    assert kvtool("shards", "gc", small, "--keep", "20kB").exit_code == 0
+    for path, until in ((folder, 5.0), (small, 9.0)):
+        write_reuse(path, ReuseModel(TABLE, np.ones((1, 1)), np.ones(1), np.ones(1), until))
+    for number, sources in enumerate([(folder, small), (small, folder), (small, made)]):
+        merged = tmp_path / f"merged-{number}"
+        assert kvtool("shards", "merge", *sources, "--out", merged).exit_code == 0
+        model = read_reuse(merged)
+        assert model is not None and model.until == (9.0 if number == 2 else 5.0)
+        assert stat.S_IMODE((merged / "reuse.json").stat().st_mode) == 0o600

@@ -10,11 +10,13 @@ class ServeConfig:
 
     model: `embedded` or a directory; None takes the shards' own. device_blocks goes before device_memory.
     host_memory: None is half of the device's. disk_memory caps the write-back area in `disk`.
+    signing_key: the shards must be signed with the key in this file.
     tier_codec: how host and disk tiers keep blocks that were computed here. kv_events: ZeroMQ endpoint.
     max_queue: requests that may wait beside the running ones. drain: seconds that shutdown waits.
     """
 
     shards: Path | None = None
+    signing_key: Path | None = None
     model: str | None = None
     host: str = "127.0.0.1"
     port: int = 8000

@@ -30,6 +30,7 @@ from kvtool.engine.storage.layout import BlockShape
 from kvtool.engine.storage.outlook import read_outlook
 from kvtool.engine.storage.reuse import REUSE, read_reuse
 from kvtool.engine.storage.shards import ShardSet, open_shards
+from kvtool.engine.storage.signature import load_key
 from kvtool.engine.storage.store import BlockStore
 from kvtool.engine.storage.writeback import WriteBack, record_bytes
 from kvtool.errors import KvtoolError
@@ -115,6 +116,10 @@ def build_engine(config: ServeConfig, observer: Observer) -> Engine:
     block_size = config.block_size or DEFAULT_BLOCK_SIZE
     if shards is not None:
         block_size = _agree(shards, model, config)
+    if config.signing_key is not None:
+        if shards is None:
+            raise KvtoolError("--signing-key: there are no shards to be signed", "name them with --shards")
+        shards.prove(load_key(config.signing_key))
     policy = load_policy(config, block_size)
     identity = Identity.of_model(model, block_size)
     codec = load_codec({"codec": config.tier_codec})

@@ -4,13 +4,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kvtool.analysis.reuse_model import ReuseModel
 from kvtool.blocks import BlockHash
 from kvtool.engine.storage.codec import stored_parts
 from kvtool.engine.storage.codecs import load_codec
 from kvtool.engine.storage.files import exclusive, leftovers
 from kvtool.engine.storage.index import BlockRow, index_to_bytes
 from kvtool.engine.storage.manifest import MANIFEST, Manifest, commit, read_manifest, shard_name
+from kvtool.engine.storage.reuse import read_reuse, write_reuse
 from kvtool.engine.storage.shards import BadBlock, ShardSet, open_shards, read_index
+from kvtool.engine.storage.signature import check
 from kvtool.engine.storage.writer import Planned, write_shard
 from kvtool.errors import KvtoolError
 
@@ -49,12 +52,18 @@ def diff(left: ShardSet, right: ShardSet) -> Difference:
     )
 
 
-def merge(sources: Sequence[ShardSet], folder: Path, limit: int = SHARD_BYTES) -> Manifest:
+def merge(
+    sources: Sequence[ShardSet], folder: Path, limit: int = SHARD_BYTES, key: bytes | None = None
+) -> Manifest:
     """A new directory with every block of `sources`; the first that has a block gives it.
 
-    Expected hits add up. KvtoolError when the sources are of different models, or use one codec name
-    for two configs. Every block is verified on its way.
+    Expected hits add up; the reuse model is that of the source that has most of them. KvtoolError when the
+    sources are of different models, or use one codec name for two configs. Every block is verified on its
+    way. `key` signs the result; sources that are signed must be signed with it.
     """
+    for source in sources:
+        if source.manifest.signature is not None:
+            check(source.folder, key, source.manifest.signed_bytes(), source.manifest.signature)
     first = sources[0]
     codecs: dict[str, dict[str, object]] = {}
     roots: dict[str, BlockHash] = {}
@@ -87,18 +96,36 @@ def merge(sources: Sequence[ShardSet], folder: Path, limit: int = SHARD_BYTES) -
         complete=all(source.manifest.complete for source in sources),
     )
     with exclusive(folder):
-        return _rewrite(folder, None, target, list(picked.values()), [], limit)
+        merged = _rewrite(folder, None, target, list(picked.values()), [], limit, key)
+        reuse = _reuse(sources)
+        if reuse is not None:
+            write_reuse(folder, reuse)
+        return merged
 
 
-def collect_garbage(folder: Path, keep_bytes: int | None = None, limit: int = SHARD_BYTES) -> tuple[int, int]:
+def _reuse(sources: Sequence[ShardSet]) -> ReuseModel | None:
+    """Models of different logs cannot be added up: the one fitted to most use, the first among equals."""
+    found = [
+        (sum(row.expected_hits for row in source.rows), model)
+        for source in sources
+        if (model := read_reuse(source.folder)) is not None
+    ]
+    return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def collect_garbage(
+    folder: Path, keep_bytes: int | None = None, limit: int = SHARD_BYTES, key: bytes | None = None
+) -> tuple[int, int]:
     """Delete what is of no use; (files removed, blocks dropped).
 
     Files that the manifest does not list always go. With blocks that fail their checksum go all that
     build on them; a later prewarm computes them again. keep_bytes: drop the blocks with the fewest expected
-    hits until the rest fits. Files whose blocks all stay are left as they are.
+    hits until the rest fits. Files whose blocks all stay are left as they are. A signed directory needs its
+    `key`.
     """
     with exclusive(folder):
         shards = open_shards(folder)
+        check(folder, key, shards.manifest.signed_bytes(), shards.manifest.signature)
         keep = _sound(shards)
         if keep_bytes is not None:
             keep = _most_used(shards, keep, keep_bytes)
@@ -109,7 +136,7 @@ def collect_garbage(folder: Path, keep_bytes: int | None = None, limit: int = SH
             moved = [(shards, row) for row in shards.rows if row.shard in touched and row.hash in keep]
             kept = [row for row in shards.rows if row.shard not in touched]
             target = replace(shards.manifest, files=tuple(whole), complete=False)
-            _rewrite(folder, shards.manifest, target, moved, kept, limit)
+            _rewrite(folder, shards.manifest, target, moved, kept, limit, key)
         shards.close()
         return len(sweep(folder)), dropped
 
@@ -155,6 +182,7 @@ def _rewrite(
     moved: Sequence[tuple[ShardSet, BlockRow]],
     kept: list[BlockRow],
     limit: int,
+    key: bytes | None,
 ) -> Manifest:
     """Copy the `moved` blocks into new shard files beside those that `target` lists, then commit."""
     taken = {file.number for manifest in (old, target) if manifest for file in manifest.files}
@@ -180,8 +208,8 @@ def _rewrite(
     if old is not None:  # until the new manifest stands, the index must also hold what the old one lists
         going = {file.number for file in old.files} - {file.number for file in files}
         everything = rows + [row for row in read_index(folder, old) if row.shard in going]
-        old = commit(folder, old, target, index_to_bytes(everything, size))
-    return commit(folder, old, target, index_to_bytes(rows, size))
+        old = commit(folder, old, target, index_to_bytes(everything, size), key)
+    return commit(folder, old, target, index_to_bytes(rows, size), key)
 
 
 def free_numbers(taken: set[int]) -> Iterator[int]:

@@ -10,6 +10,7 @@ from typing import Any
 from kvtool.blocks import BlockHash
 from kvtool.engine.storage.files import write_private
 from kvtool.engine.storage.identity import Identity
+from kvtool.engine.storage.signature import sign
 from kvtool.errors import KvtoolError
 
 SCHEMA = "kvtool.shards/2"
@@ -38,7 +39,7 @@ class Manifest:
 
     chunking: how prompts were cut into forwards (see engine/prewarm.py), None for merged shards that
     differ. complete: every block of the plan is here. index_digests: sha256 that index.parquet may have;
-    two while a commit is under way, see `commit`.
+    two while a commit is under way, see `commit`. signature: over all of this, None if nobody signed.
     """
 
     identity: Identity
@@ -48,6 +49,7 @@ class Manifest:
     files: tuple[ShardFile, ...]
     index_digests: tuple[str, ...]
     complete: bool
+    signature: str | None = None
 
     @property
     def rows(self) -> int:
@@ -56,7 +58,22 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Canonical JSON that ends with a digest of itself, so that any changed byte is found."""
-        body = {
+        body = self._body()
+        if self.signature is not None:
+            body["signature"] = self.signature
+        body["digest"] = sha256(json.dumps(body, sort_keys=True).encode())
+        return (json.dumps(body, indent=1, sort_keys=False) + "\n").encode()
+
+    def signed_bytes(self) -> bytes:
+        """What a signature is made over: everything but itself and the digest."""
+        return json.dumps(self._body(), sort_keys=True).encode()
+
+    def signed(self, key: bytes | None) -> "Manifest":
+        """The same with a signature by `key`, or with none."""
+        return replace(self, signature=None if key is None else sign(key, self.signed_bytes()))
+
+    def _body(self) -> dict[str, Any]:
+        return {
             "schema": SCHEMA,
             **self.identity.to_json(),
             "namespaces": [
@@ -71,8 +88,6 @@ class Manifest:
             ],
             "index": {"name": INDEX, "digests": list(self.index_digests)},
         }
-        body["digest"] = sha256(json.dumps(body, sort_keys=True).encode())
-        return (json.dumps(body, indent=1, sort_keys=False) + "\n").encode()
 
 
 def sha256(data: bytes) -> str:
@@ -104,6 +119,7 @@ def read_manifest(folder: Path) -> Manifest:
             files=tuple(ShardFile(**row) for row in body["files"]),
             index_digests=tuple(body["index"]["digests"]),
             complete=body["complete"],
+            signature=body.get("signature"),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise KvtoolError(f"{path}: damaged: {type(error).__name__} {error}", hint) from error
@@ -120,18 +136,20 @@ def shard_name(number: int) -> str:
     return f"shard-{number:05d}.safetensors"
 
 
-def commit(folder: Path, old: Manifest | None, new: Manifest, index: bytes) -> Manifest:
+def commit(
+    folder: Path, old: Manifest | None, new: Manifest, index: bytes, key: bytes | None = None
+) -> Manifest:
     """Replace index and manifest so that a crash at any moment leaves a directory that verifies.
 
     The shard files that `new` lists are already in place. Between the two renames the old manifest must
     accept both indexes, so it is first written anew with both digests. Rows of files that a manifest
-    does not list are ignored.
+    does not list are ignored. `key` signs every manifest on the way.
     """
     digest = sha256(index)
     if old is not None and old.index_digests != (digest,):
         both = replace(old, index_digests=tuple(dict.fromkeys((*old.index_digests, digest))))
-        write_private(folder / MANIFEST, both.to_bytes())
+        write_private(folder / MANIFEST, both.signed(key).to_bytes())
     write_private(folder / INDEX, index)
-    new = replace(new, index_digests=(digest,))
+    new = replace(new, index_digests=(digest,)).signed(key)
     write_private(folder / MANIFEST, new.to_bytes())
     return new

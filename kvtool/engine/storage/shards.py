@@ -1,5 +1,6 @@
 """A shard directory, opened: find a block by its hash, read it, prove it. Torch only to decode."""
 
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 from kvtool.blocks import BlockHash
 from kvtool.engine.storage.index import BlockRow, block_checksum, index_from_bytes
 from kvtool.engine.storage.manifest import INDEX, Manifest, read_manifest, sha256, shard_name
+from kvtool.engine.storage.signature import check
 from kvtool.errors import KvtoolError
 
 if TYPE_CHECKING:
@@ -43,10 +45,8 @@ class ShardSet:
     def read_bytes(self, row: BlockRow) -> bytearray:
         """A block's stored bytes, verified against its checksum. Raises BadBlock."""
         try:
-            if row.shard not in self._open:
-                self._open[row.shard] = os.open(self.folder / shard_name(row.shard), os.O_RDONLY)
             data = bytearray(row.bytes)
-            read = os.preadv(self._open[row.shard], [data], row.offset)
+            read = os.preadv(self._descriptor(row.shard), [data], row.offset)
         except OSError as error:
             raise BadBlock(row, "file", error.strerror or str(error)) from error
         if read != row.bytes:
@@ -65,6 +65,31 @@ class ShardSet:
             self._codecs[row.codec] = load_codec(self.manifest.codecs[row.codec])
         data = self.read_bytes(row)
         return decode_block(self._codecs[row.codec], self.manifest.identity.shape, data, row.depth == 0)
+
+    def prove(self, key: bytes) -> None:
+        """KvtoolError unless the directory is signed with `key` and every file is what was signed.
+
+        Reads every byte. Names the field or the file that is not.
+        """
+        manifest = self.manifest
+        check(self.folder, key, manifest.signed_bytes(), manifest.signature)
+        for file in manifest.files:
+            try:
+                with os.fdopen(os.dup(self._descriptor(file.number)), "rb") as handle:
+                    handle.seek(0)
+                    digest = "sha256:" + hashlib.file_digest(handle, "sha256").hexdigest()
+            except OSError as error:
+                raise KvtoolError(f"{self.folder / file.name}: {error.strerror}") from error
+            if digest != file.digest:
+                raise KvtoolError(
+                    f"{self.folder / file.name}: digest: not what was signed",
+                    "take the file from who signed it, or run prewarm again",
+                )
+
+    def _descriptor(self, number: int) -> int:
+        if number not in self._open:
+            self._open[number] = os.open(self.folder / shard_name(number), os.O_RDONLY)
+        return self._open[number]
 
     def close(self) -> None:
         """Close the files."""

@@ -31,6 +31,7 @@ def listing(shards: ShardSet) -> Report:
         "codecs": manifest.codecs,
         "chunking": manifest.chunking,
         "complete": manifest.complete,
+        "signed": manifest.signature is not None,
         "blocks": len(shards.rows),
         "tokens": len(shards.rows) * identity.shape.block_size,
         "bytes": stored,
@@ -48,6 +49,7 @@ def listing(shards: ShardSet) -> Report:
     headline = [
         f"{shards.folder}: {len(shards.rows):,} blocks of {identity.shape.block_size} tokens "
         f"for {identity.name} ({identity.shape.dtype})"
+        + ("" if manifest.signature is None else ", signed")
         + ("" if manifest.complete else ", unfinished: run prewarm again")
     ]
     files = Table(

@@ -12,6 +12,7 @@ from kvtool.engine.storage.codecs import load_codec
 from kvtool.engine.storage.index import BlockRow, block_checksum
 from kvtool.engine.storage.manifest import INDEX, Manifest, ShardFile, read_manifest
 from kvtool.engine.storage.shards import read_index
+from kvtool.engine.storage.signature import check
 from kvtool.engine.storage.writer import Planned, shard_header
 
 
@@ -25,12 +26,17 @@ class Fault:
     reason: str
 
 
-def verify(folder: Path, progress: Callable[[int], None] = lambda _: None) -> list[Fault]:
+def verify(
+    folder: Path, progress: Callable[[int], None] = lambda _: None, key: bytes | None = None
+) -> list[Fault]:
     """All faults of `folder`, in file order; `progress` gets the number of bytes read so far.
 
-    A manifest or an index that cannot be trusted at all is a KvtoolError, as for `open_shards`.
+    `key`: that it is signed with this one is checked too. A manifest or an index that cannot be trusted at
+    all is a KvtoolError, as for `open_shards`.
     """
     manifest = read_manifest(folder)
+    if key is not None:
+        check(folder, key, manifest.signed_bytes(), manifest.signature)
     rows = read_index(folder, manifest)
     faults = _chains(manifest, rows)
     total = 0
