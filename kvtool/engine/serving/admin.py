@@ -17,6 +17,7 @@ from kvtool.engine.serving.api import ApiError, EvictRequest, PinRequest, Prefet
 from kvtool.engine.serving.engine import Engine
 from kvtool.engine.serving.events import Event
 from kvtool.engine.serving.generation import Generation
+from kvtool.engine.serving.hot import hot_prefixes
 from kvtool.engine.serving.intake import Intake
 from kvtool.engine.serving.keys import Keys
 from kvtool.engine.serving.prefetch import WHYS
@@ -133,6 +134,13 @@ def admin_routes(engine: Engine, intake: Intake, keys: Keys) -> APIRouter:
             found = [{"hash": row.hash.hex(), "depth": row.depth} for row in rows]
             return _page(found, offset, limit)
         return _page(await _call(engine, lambda s: _blocks(engine, s, Tier[tier.upper()])), offset, limit)
+
+    @router.get("/prefixes")
+    async def prefixes(request: Request, limit: int = Query(10, ge=1, le=100)) -> dict[str, Any]:
+        keys.admin(request.headers.get("authorization"))  # they show what others ask
+        tokenizer = engine.model.encoder.tokenizer
+        found = await _call(engine, lambda s: hot_prefixes(s.pool, engine.index, tokenizer, limit))
+        return {"prefixes": found}
 
     @router.post("/reset")
     async def reset(request: Request) -> dict[str, int]:
