@@ -16,7 +16,7 @@ class Format:
 
     `rank` decides between formats that claim the same rows: the more particular one is higher.
     `looks_ahead` is how many rows `prepare` wants to see. `omits` says what of the prompt's head logs of
-    this format never record (empty: nothing).
+    this format never record (empty: nothing). `nothing` is what to say of a file without a request.
     """
 
     name: ClassVar[str]
