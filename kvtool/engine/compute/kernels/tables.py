@@ -13,7 +13,7 @@ TILE_ROWS = 128
 """Rows (tokens x query heads of a group) of a prefill tile, for keys of up to WIDE_KEY bytes."""
 
 WIDE_KEY = 256
-"""Wider keys get tiles of half the rows: their tiles would not fit in the shared memory of every GPU."""
+"""Wider keys get tiles of a quarter of the rows: their tiles would not fit in the shared memory of every GPU."""
 
 PROGRAMS_PER_PROCESSOR = 2
 """Programs that a decode launch should offer each multiprocessor."""
@@ -57,7 +57,7 @@ class TilePlan:
 
     def tiles(self, groups: int, kv_heads: int, key_bytes: int) -> list[Tiles]:
         """As in `Tiling`."""
-        rows = TILE_ROWS if key_bytes <= WIDE_KEY else TILE_ROWS // 2
+        rows = TILE_ROWS if key_bytes <= WIDE_KEY else TILE_ROWS // 4
         key = groups, kv_heads, rows
         if key not in self._tiles:
             tokens = max(rows // groups, 1)

@@ -74,10 +74,10 @@ def variants(quick: bool) -> Iterator[Variant]:
             (64, 16, 128, 1),
             (80, 32, 64, 2),
             (96, 32, 64, 1),
-            (256, 64, 64, 1),
+            (256, 64, 32, 1),
         ):
             yield attention("*bf16", width, block, rows, splits, bits)
-        for kind, rows in (("*fp16", 128), ("*fp32", 64)):
+        for kind, rows in (("*fp16", 128), ("*fp32", 32)):
             yield attention(kind, 128, 32, rows, 1, bits)
 
 
