@@ -8,15 +8,17 @@ the same pieces in the same shapes, so what it writes is what the first run woul
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from math import isnan
 from pathlib import Path
 
 from kvtool.analysis.plan import Plan
 from kvtool.blocks import BlockHash, child_hash
 from kvtool.engine.ahead import ahead
+from kvtool.engine.allocation import Allocation, GateFailed, Verdict, uniform
 from kvtool.engine.compute.arena import Block
 from kvtool.engine.compute.model import Model
 from kvtool.engine.schedule import Batch, batches, chunking, cut_pieces
-from kvtool.engine.storage.codec import block_bytes, encode_block, is_exact, stored_parts
+from kvtool.engine.storage.codec import encode_block, is_exact, stored_parts
 from kvtool.engine.storage.codecs import load_codec
 from kvtool.engine.storage.files import exclusive
 from kvtool.engine.storage.identity import Identity
@@ -35,7 +37,7 @@ AHEAD_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class PrewarmConfig:
-    """codec: how new blocks are stored. shard_bytes: about this many bytes a file."""
+    """codec: how new blocks are stored, if nothing else is chosen. shard_bytes: about this many a file."""
 
     codec: str = "raw"
     shard_bytes: int = SHARD_BYTES
@@ -49,7 +51,9 @@ class PrewarmResult:
 
     tokens_computed: tokens of new blocks, each once. tokens_again: tokens of stored blocks that had to be
     computed once more because new blocks build on them. tokens_loaded: the same, but read from shards.
-    bits_per_element, kl: over the whole directory; kl is None where a block's was not measured.
+    bits_per_element: over the whole directory. kl: nats per token, as the gate found, or else what the
+    directory's chains lose on average, None if one was not measured. verdict: the gate's, if there was
+    one; tokens_measured: computed to choose codecs and for the gate.
     """
 
     blocks: int
@@ -62,6 +66,8 @@ class PrewarmResult:
     bits_per_element: float
     kl: float | None
     up_to_date: bool
+    verdict: Verdict | None = None
+    tokens_measured: int = 0
 
 
 def prewarm(
@@ -70,16 +76,19 @@ def prewarm(
     folder: Path,
     config: PrewarmConfig,
     progress: Callable[[int], None] = lambda _: None,
+    choose: Callable[[], Allocation] | None = None,
 ) -> PrewarmResult:
     """Make `folder` hold every block of `plan`; blocks that are there already stay as they are.
 
-    `progress` gets the number of the plan's tokens that are stored or computed so far. KvtoolError when
-    the folder is of another model or holds something else, and when the plan is empty.
+    `choose` gives each row of the plan its codec; it is called only if a block is missing. GateFailed if its
+    gate does not hold: then nothing is stored. `progress` gets the number of the plan's tokens that are
+    stored or computed so far. KvtoolError when the folder is of another model or holds something else, and
+    when the plan is empty.
     """
     if not len(plan):
         raise KvtoolError("nothing to prewarm: the plan is empty", "lower --min-requests or raise --budget")
     with exclusive(folder):
-        run = _Run(plan, model, folder, config, progress)
+        run = _Run(plan, model, folder, config, progress, choose)
         return run.go()
 
 
@@ -96,19 +105,30 @@ class _Run:
     """One prewarm of one folder."""
 
     def __init__(
-        self, plan: Plan, model: Model, folder: Path, config: PrewarmConfig, progress: Callable[[int], None]
+        self,
+        plan: Plan,
+        model: Model,
+        folder: Path,
+        config: PrewarmConfig,
+        progress: Callable[[int], None],
+        choose: Callable[[], Allocation] | None,
     ) -> None:
         self.plan = plan
         self.folder = folder
         self.config = config
         self.progress = progress
         self.identity = Identity.of_model(model, plan.block_size)
-        self.codec = load_codec({"codec": config.codec})
         self.hashes = plan_hashes(plan, self.identity)
         self.shards = self._existing()
         self.known: dict[BlockHash, BlockRow] = dict(self.shards.index) if self.shards else {}
         self.model = model
         self.blocks_done = sum(name in self.known for name in self.hashes)
+        missing = self.blocks_done < len(self.hashes)
+        plain = uniform(config.codec, plan, self.identity.shape)
+        self.chosen = choose() if choose and missing else plain
+        if self.chosen.verdict is not None and not self.chosen.verdict.holds:
+            raise GateFailed(self.chosen.verdict)
+        self.plan = replace(plan, bytes=self.chosen.sizes(plan, self.identity.shape))
         self.walk: Walk | None = None
 
     def go(self) -> PrewarmResult:
@@ -133,7 +153,8 @@ class _Run:
         return self._result(sum(len(batch.stored) for batch in work), up_to_date)
 
     def _store(self, work: list[Batch], before: Manifest | None, manifest: Manifest) -> None:
-        names = {**manifest.codecs, self.config.codec: self.codec.config()}
+        new = {self.chosen.names[row] for batch in work for row in batch.stored}
+        names = {**manifest.codecs, **{name: self.chosen.codecs[name].config() for name in new}}
         roots = {**manifest.roots, **{tenant: self.identity.root(tenant) for tenant in self.plan.tenants}}
         manifest = replace(manifest, codecs=dict(sorted(names.items())), roots=roots)
         numbers = free_numbers({file.number for file in manifest.files})
@@ -155,18 +176,16 @@ class _Run:
 
     def _write(self, batch: Batch, number: int, blocks: Iterator[tuple[int, Block]]) -> ShardFile:
         """Stream a file's blocks into it as they come; compressed ones wait until all sizes are known."""
-        shape, codec = self.identity.shape, self.codec
-        firsts = [bool(self.plan.depth[row] == 0) for row in batch.stored]
         encoded = self._encoded(batch, blocks)
-        if codec.compressed:
+        sizes = self.plan.bytes[batch.stored].tolist()
+        if any(self.chosen.codec_of(row).compressed for row in batch.stored):
             encoded = iter(waiting := list(encoded))
             sizes = [len(data) for data in waiting]
-        else:
-            sizes = [block_bytes(codec, shape, first) for first in firsts]
-        planned = [
-            Planned(self.hashes[row], tuple(stored_parts(codec, shape, first, size)))
-            for row, first, size in zip(batch.stored, firsts, sizes, strict=True)
-        ]
+        planned = []
+        for row, size in zip(batch.stored, sizes, strict=True):
+            codec, first = self.chosen.codec_of(row), bool(self.plan.depth[row] == 0)
+            parts = stored_parts(codec, self.identity.shape, first, size)
+            planned.append(Planned(self.hashes[row], tuple(parts)))
         with write_shard(self.folder / shard_name(number), planned) as writer:
             for row, data in zip(batch.stored, encoded, strict=True):
                 self._append(row, data, number, writer)
@@ -177,7 +196,8 @@ class _Run:
         for expected in batch.stored:
             row, block = next(blocks)
             assert row == expected
-            yield encode_block(self.codec, self.identity.shape, block, bool(self.plan.depth[row] == 0))
+            first = bool(self.plan.depth[row] == 0)
+            yield encode_block(self.chosen.codec_of(row), self.identity.shape, block, first)
             self.blocks_done += 1
             self.progress(self.blocks_done * self.plan.block_size)
 
@@ -211,10 +231,10 @@ class _Run:
             row=len(writer.offsets) - 1,
             offset=writer.offsets[-1],
             bytes=len(data),
-            codec=self.config.codec,
+            codec=self.chosen.names[row],
             checksum=block_checksum(name, data),
             expected_hits=float(self.plan.expected[row]),
-            kl=0.0 if is_exact(self.codec, self.identity.shape) else None,
+            kl=None if isnan(self.chosen.kl[row]) else float(self.chosen.kl[row]),
         )
 
     def _existing(self) -> ShardSet | None:
@@ -237,9 +257,6 @@ class _Run:
         cuts = shards.manifest.chunking
         if cuts is not None and cuts != chunking(self.plan.block_size):
             fields.append(f"chunking: {cuts} / {chunking(self.plan.block_size)}")
-        stored = shards.manifest.codecs.get(self.config.codec, self.codec.config())
-        if stored != self.codec.config():
-            fields.append(f"codec {self.config.codec}: {stored} / {self.codec.config()}")
         if fields:
             raise KvtoolError(
                 f"{self.folder}: its shards and this run differ in {'; '.join(fields)}", "name another --out"
@@ -263,7 +280,6 @@ class _Run:
     def _result(self, new_blocks: int, up_to_date: bool) -> PrewarmResult:
         rows = list(self.known.values())
         stored = sum(row.bytes for row in rows)
-        measured = [row.kl for row in rows if row.kl is not None]
         return PrewarmResult(
             blocks=len(rows),
             new_blocks=new_blocks,
@@ -273,9 +289,26 @@ class _Run:
             tokens_again=self.walk.again if self.walk else 0,
             tokens_loaded=self.walk.loaded if self.walk else 0,
             bits_per_element=8 * stored / (len(rows) * self.identity.shape.elements),
-            kl=sum(measured) / len(rows) if len(measured) == len(rows) else None,
+            kl=self.chosen.verdict.kl if self.chosen.verdict else _chain_kl(rows),
             up_to_date=up_to_date,
+            verdict=self.chosen.verdict,
+            tokens_measured=self.chosen.tokens,
         )
+
+
+def _chain_kl(rows: list[BlockRow]) -> float | None:
+    """Nats that stored chains lose, each the sum of its blocks', averaged by expected hits of their ends."""
+    total = weight = 0.0
+    along: dict[BlockHash, float] = {}
+    parents = {row.parent for row in rows}
+    for row in sorted(rows, key=lambda row: row.depth):
+        if row.kl is None:
+            return None
+        along[row.hash] = along.get(row.parent, 0.0) + row.kl
+        if row.hash not in parents:
+            total += along[row.hash] * row.expected_hits
+            weight += row.expected_hits
+    return total / weight if weight else 0.0
 
 
 def _has_size(path: Path, size: int) -> bool:

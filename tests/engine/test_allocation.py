@@ -1,0 +1,285 @@
+"""Codecs per block: roles from provenance, who chooses and who judges, the ladder, what prewarm stores."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvtool.analysis.build import build_workload
+from kvtool.analysis.plan import Plan, PlanConfig, make_plan
+from kvtool.engine import allocation
+from kvtool.engine.allocation import RUNGS, Allocation, GateFailed, Verdict, choose, floor_layers, uniform
+from kvtool.engine.compute.load import load_model
+from kvtool.engine.compute.model import Model
+from kvtool.engine.prewarm import PrewarmConfig, PrewarmResult, prewarm
+from kvtool.engine.storage.codec import Mixed, block_bytes
+from kvtool.engine.storage.codecs import load_codec
+from kvtool.engine.storage.identity import Identity
+from kvtool.engine.storage.shards import open_shards
+from kvtool.engine.storage.verify import verify
+from kvtool.engine.traffic import ROLES, Traffic, read_traffic
+from kvtool.engine.trials import Trials
+from kvtool.logs.reader import open_log
+from kvtool.requests import Request
+
+BLOCK = 16
+POSITIONS = 1024
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path) -> Model:
+    return load_model(str(tiny_model))
+
+
+@pytest.fixture(scope="module")
+def requests(tmp_path_factory: pytest.TempPathFactory) -> list[Request]:
+    """Twelve conversations about two tools; every other one is answered by a call."""
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": "",
+                "parameters": {
+                    "type": "object",
+                    "properties": {
+                        "city": {"type": "string"},
+                        "when": {"type": "array", "items": {"enum": ["now"]}},
+                    },
+                },
+            },
+        }
+        for name in ("weather", "trains")
+    ]
+    rows = []
+    for number in range(12):
+        opening = ["Where is it warm?", "I want to travel, but not far, and not today either."][number % 2]
+        messages = [
+            {"role": "system", "content": "You look things up."},
+            {"role": "user", "content": opening},
+            {"role": "assistant", "content": "Let me see what there is for you."},
+            {"role": "user", "content": f"Yes, number {number}"},
+        ]
+        call = {"id": "c", "type": "function", "function": {"name": "trains", "arguments": "{}"}}
+        answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+        response = answer if number % 4 < 2 else {"role": "assistant", "content": "No."}
+        rows.append({"model": "m", "messages": messages, "tools": tools, "response": response})
+    path = tmp_path_factory.mktemp("log") / "tools.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = list(open_log([str(path)]))
+    assert len(found) == 12 and found[0].output["tool_calls"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def plan(model: Model, requests: list[Request]) -> Plan:
+    shape = Identity.of_model(model, BLOCK).shape
+    workload = build_workload(requests, model.encoder, BLOCK)
+    raw = load_codec({"codec": "raw"})
+    return make_plan(workload, PlanConfig(), lambda depth: block_bytes(raw, shape, depth == 0), POSITIONS)
+
+
+def test_protected_are_the_blocks_of_system_and_tools(
+    plan: Plan, model: Model, requests: list[Request]
+) -> None:
+    traffic = read_traffic(plan, requests, model.encoder, ["system", "tools"], POSITIONS)
+    (rendered, *_) = [model.encoder.render(request) for request in requests]
+    assert {span.role for span in rendered.spans} == {"system", "tools", "user", "assistant"}
+    ends = max(span.end for span in rendered.spans if span.role in ("system", "tools"))
+    last = len(model.encoder.tokenizer.encode(rendered.text[:ends])) - 1
+    assert traffic.protected.tolist() == [depth <= last // BLOCK for depth in plan.depth.tolist()]
+    assert 0 < traffic.protected.sum() < len(plan)
+    only_system = read_traffic(plan, requests, model.encoder, ["system"], POSITIONS)
+    assert 0 < only_system.protected.sum() < traffic.protected.sum()
+    users = read_traffic(plan, requests, model.encoder, ["user"], POSITIONS).protected
+    first = next(span.start for span in rendered.spans if span.role == "user")
+    begin = len(model.encoder.tokenizer.encode(rendered.text[:first])) // BLOCK
+    assert users.tolist()[begin] and not users[:begin].any()
+    assert not read_traffic(plan, requests, model.encoder, [], POSITIONS).protected.any()
+    assert set(ROLES) == {"system", "tools", "user", "assistant", "tool"}
+
+
+def test_those_who_choose_do_not_judge(plan: Plan, model: Model, requests: list[Request]) -> None:
+    traffic = read_traffic(plan, requests, model.encoder, [], POSITIONS)
+    encoded = [tokens.tolist() for tokens in model.encoder.encode(requests)]
+
+    def asks(one: object) -> list[int]:
+        return [*plan.tokens[list(one.rows)].ravel().tolist(), *one.tokens.tolist()]
+
+    *probes, tools = traffic.probes
+    assert len(probes) == len(traffic.gates) == 4
+    chosen = [encoded.index(asks(one)) for one in probes]
+    held_back = [encoded.index(asks(one)) for one in traffic.gates]
+    assert not set(chosen) & set(held_back)
+    assert sum(one.call for one in probes) == sum(one.call for one in traffic.gates) == 2
+    assert all(one.call == (number % 4 < 2) for one, number in zip(probes, chosen, strict=True))
+    made_up = model.encoder.tokenizer.decode(asks(tools))
+    for name in ("weather", "trains"):
+        assert f'{{"name": "{name}", "arguments": {{"city": "city", "when": ["now"]}}}}' in made_up
+
+
+def test_no_continuation_passes_the_models_last_position(
+    plan: Plan, model: Model, requests: list[Request]
+) -> None:
+    longest = max(int(plan.depth.max()) + 1, 1) * BLOCK
+    traffic = read_traffic(plan, requests, model.encoder, [], longest + 30)
+    for one in (*traffic.probes, *traffic.gates):
+        assert len(one.tokens) >= 1
+    for one in traffic.gates:
+        assert len(one.rows) * BLOCK + len(one.tokens) + 24 <= longest + 30
+
+
+def test_the_floor_raises_the_few_layers_that_suffer() -> None:
+    profile = np.array([[1.0, 9.0], [50.0, 0.0], [3.0, 0.0], [30.0, 0.0], [16.0, 0.0]])
+    assert floor_layers(profile) == ["int4", "k8v4", "int4", "k8v4", "int4"]
+    assert floor_layers(np.zeros((2, 2))) == ["int4", "int4"]
+
+
+@pytest.fixture(scope="module")
+def trials(plan: Plan, model: Model, requests: list[Request]) -> tuple[Traffic, Trials]:
+    traffic = read_traffic(plan, requests, model.encoder, ["system", "tools"], POSITIONS)
+    return traffic, Trials(model, plan, [*traffic.probes, *traffic.gates])
+
+
+PROFILE = np.array([[9.0, 1.0], [1.0, 1.0]])
+
+
+def verdicts(monkeypatch: pytest.MonkeyPatch, passes: int) -> list[Allocation]:
+    """Gates that hold from the `passes`-th on; every allocation that was judged."""
+    judged: list[Allocation] = []
+
+    def judge(trials: object, gates: object, codec_of: Callable[[int], object], max_kl: float) -> Verdict:
+        judged.append(codec_of.__self__)
+        return Verdict(0.1 if len(judged) >= passes else 2.0, 2.0, 0, 0, 1, max_kl)
+
+    monkeypatch.setattr(allocation, "judge", judge)
+    return judged
+
+
+@pytest.mark.parametrize("rung", range(1, len(RUNGS) + 1))
+def test_the_ladder_promotes_the_most_sensitive_first(plan, trials, monkeypatch, rung) -> None:
+    traffic, running = trials
+    sensitivity = allocation.measure(plan, traffic.probes, running, lambda row: load_codec({"codec": "int4"}))
+    judged = verdicts(monkeypatch, rung)
+    found = allocation.allocate(plan, traffic, running, PROFILE, 1.0)
+    assert len(judged) == rung and found.verdict.holds
+    base, lift, share = RUNGS[rung - 1]
+    assert all(found.names[row] == "half" for row in np.flatnonzero(traffic.protected))
+    open_rows = np.flatnonzero(~traffic.protected)
+    kinds = ["int4" if found.names[row].startswith("mixed-") else found.names[row] for row in open_rows]
+    lifted = [row for row, kind in zip(open_rows, kinds, strict=True) if kind == lift]
+    assert set(kinds) <= {base, lift} and len(lifted) == round(share * len(open_rows))
+    if 0 < share < 1 and rung < 4:  # ranked in the floor's precision, which is not quite int4's
+        assert np.mean(sensitivity[lifted]) > np.mean(sensitivity[open_rows])
+    sizes = found.sizes(plan, running.shape)
+    expected = [
+        block_bytes(found.codec_of(row), running.shape, plan.depth[row] == 0) for row in range(len(plan))
+    ]
+    assert sizes.tolist() == expected
+    mixed = [codec for codec in found.codecs.values() if isinstance(codec, Mixed)]
+    assert all(codec.layers == ("k8v4", "int4") for codec in mixed)
+
+
+def test_blocks_share_out_what_the_gate_measured(plan, trials, monkeypatch) -> None:
+    traffic, running = trials
+    verdicts(monkeypatch, 2)
+    found = allocation.allocate(plan, traffic, running, PROFILE, 1.0)
+    assert (found.kl >= 0).all() and found.verdict.kl == 0.1
+    chains = [found.kl[list(one.rows)].sum() for one in traffic.gates]
+    assert np.mean(chains) == pytest.approx(0.1, rel=1e-6)
+
+
+def test_blocks_that_no_probe_reached_are_promoted_first(plan, trials, monkeypatch) -> None:
+    traffic, running = trials
+    monkeypatch.setattr(
+        allocation, "measure", lambda plan, *_: np.where(plan.depth == plan.depth.max(), np.nan, 1.0)
+    )
+    verdicts(monkeypatch, 2)
+    found = allocation.allocate(
+        plan, replace(traffic, protected=traffic.protected & False), running, PROFILE, 1.0
+    )
+    deepest = np.flatnonzero(plan.depth == plan.depth.max())
+    assert all(found.names[row] == "k8v4" for row in deepest)
+    assert Counter(found.names)["k8v4"] == len(deepest) + round((len(plan) - len(deepest)) / 8)
+
+
+def stored(
+    plan: Plan,
+    model: Model,
+    requests: list[Request],
+    folder: Path,
+    codec: str,
+    protect: list[str],
+    max_kl: float | None,
+) -> PrewarmResult:
+    def chosen() -> Allocation:
+        return choose(plan, model, codec, lambda: requests, protect, max_kl)
+
+    return prewarm(plan, model, folder, PrewarmConfig(shard_bytes=60_000), choose=chosen)
+
+
+@pytest.fixture
+def cached_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocation, "layer_profile", lambda model, codec: PROFILE)
+
+
+def test_auto_is_stored_verified_and_made_again_byte_for_byte(
+    plan, model, requests, tmp_path, cached_profile
+) -> None:
+    result = stored(plan, model, requests, tmp_path / "a", "auto", ["system", "tools"], 10.0)
+    assert verify(tmp_path / "a") == []
+    assert result.verdict.holds and result.tokens_measured > 0 and result.kl > 0
+    shards = open_shards(tmp_path / "a")
+    names = Counter(row.codec for row in shards.rows)
+    assert names["half"] > 0 and len(names) == 2 and set(shards.manifest.codecs) == set(names)
+    assert all(row.kl is not None for row in shards.rows)
+    for row in shards.rows:
+        assert len(shards.read_block(row.hash)) == 2
+    files = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    assert len([name for name in files if name.endswith("safetensors")]) > 1
+    (tmp_path / "a" / "shard-00001.safetensors").unlink()
+    stored(plan, model, requests, tmp_path / "a", "auto", ["system", "tools"], 10.0)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == files
+    again = stored(plan, model, requests, tmp_path / "a", "auto", ["system", "tools"], 10.0)
+    assert again.up_to_date and again.tokens_measured == 0 and 0 < again.kl < 10 * result.kl
+
+
+def test_a_damaged_grid_is_found(plan, model, requests, tmp_path, cached_profile) -> None:
+    stored(plan, model, requests, tmp_path, "auto", [], 10.0)
+    shards = open_shards(tmp_path)
+    row = shards.rows[-1]
+    path = tmp_path / f"shard-{row.shard:05d}.safetensors"
+    for place in (0, row.bytes - 1):
+        data = bytearray(path.read_bytes())
+        data[row.offset + place] ^= 1
+        path.write_bytes(data)
+        faults = verify(tmp_path)
+        assert [(fault.block, fault.field) for fault in faults] == [(row.hash, "checksum")]
+        data[row.offset + place] ^= 1
+        path.write_bytes(data)
+    assert verify(tmp_path) == []
+
+
+def test_a_gate_that_fails_stores_nothing(plan, model, requests, tmp_path) -> None:
+    with pytest.raises(GateFailed, match=r"mean KL .* where --max-kl is 1e-09"):
+        stored(plan, model, requests, tmp_path / "s", "k3v2", [], 1e-9)
+    assert list((tmp_path / "s").iterdir()) == []
+    with pytest.raises(GateFailed, match=r"2 of 2 greedy tool calls change"):
+        stored(plan, model, requests, tmp_path / "s", "k3v2", [], 50.0)
+    silent = [replace(request, output=None) for request in requests]
+    result = stored(plan, model, silent, tmp_path / "s", "k3v2", [], 50.0)
+    assert result.new_blocks == len(plan) and result.kl > 0
+
+
+def test_protection_with_a_plain_codec_is_the_seeds_scheme(plan, model, requests, tmp_path) -> None:
+    result = stored(plan, model, requests, tmp_path, "int8", ["system", "tools"], None)
+    assert result.verdict is None and result.kl is None
+    protected = read_traffic(plan, requests, model.encoder, ["system", "tools"], POSITIONS).protected
+    counted = Counter(row.codec for row in open_shards(tmp_path).rows)
+    assert counted == {"half": int(protected.sum()), "int8": int((~protected).sum())}
+    plain = uniform("int8", plan, Identity.of_model(model, BLOCK).shape)
+    assert set(plain.names) == {"int8"} and np.isnan(plain.kl).all()
