@@ -92,7 +92,7 @@ def admin_routes(engine: Engine, intake: Intake, keys: Keys) -> APIRouter:
         keys.admin(request.headers.get("authorization"))  # counts tell what others do
         return snapshot(engine)
 
-    @router.get("/events", response_class=StreamingResponse)
+    @router.get("/events", include_in_schema=False)
     async def events(request: Request) -> StreamingResponse:
         """KV events as JSON lines: {"ts": ..., "events": [...]}, the first one with all that is there."""
         keys.admin(request.headers.get("authorization"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
@@ -17,6 +17,7 @@ from kvtool import __version__
 from kvtool.engine.serving.admin import admin_routes, snapshot
 from kvtool.engine.serving.answers import ChatAnswer, TextAnswer
 from kvtool.engine.serving.api import ApiError, ChatRequest, CompletionRequest, Hints
+from kvtool.engine.serving.document import describe
 from kvtool.engine.serving.engine import Engine
 from kvtool.engine.serving.intake import Intake
 from kvtool.engine.serving.keys import Keys
@@ -31,6 +32,9 @@ PAGE_HEADERS = {
     "Cache-Control": "no-cache",
 }
 """The page loads nothing from elsewhere and talks to this server only."""
+
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+"""Beside JSON: what `stream` gives."""
 
 MOST_PROMPTS = 64
 """Prompts in one /v1/completions request."""
@@ -78,7 +82,7 @@ def create_app(engine: Engine, metrics: Metrics, keys: Keys) -> FastAPI:
         healthy = engine.runtime.healthy
         return JSONResponse({"status": "ok" if healthy else "unavailable"}, 200 if healthy else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics_text() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -93,7 +97,7 @@ def create_app(engine: Engine, metrics: Metrics, keys: Keys) -> FastAPI:
         intake.check_model(name)
         return _model(engine, started)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=STREAMED)
     async def chat(body: ChatRequest, request: Request) -> Response:
         tenant = caller(request)
         intake.check_model(body.model)
@@ -109,7 +113,7 @@ def create_app(engine: Engine, metrics: Metrics, keys: Keys) -> FastAPI:
         answer = ChatAnswer(_id("chatcmpl"), int(time.time()), body.model, body.n, tools, decode)
         return await respond(request, engine.runtime, body, generations, deltas, answer)
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=STREAMED)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         tenant = caller(request)
         intake.check_model(body.model)
@@ -127,6 +131,7 @@ def create_app(engine: Engine, metrics: Metrics, keys: Keys) -> FastAPI:
         return await respond(request, engine.runtime, body, generations, deltas, answer)
 
     app.include_router(admin_routes(engine, intake, keys))
+    app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     return app
 
 
