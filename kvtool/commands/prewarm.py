@@ -152,6 +152,7 @@ def run(config: Config) -> "Report":
     from kvtool.engine.speeds import measure_speeds
     from kvtool.engine.storage.codecs import load_codec
     from kvtool.engine.storage.identity import Identity
+    from kvtool.engine.storage.outlook import learn_outlook, write_outlook
     from kvtool.engine.storage.reuse import write_reuse
     from kvtool.engine.storage.signature import load_key
     from kvtool.engine.worth import price
@@ -205,6 +206,10 @@ def run(config: Config) -> "Report":
         if reuse is not None:  # else what an earlier run wrote stays
             write_reuse(config.out, reuse)
         data["reuse_model"] = None if reuse is None else len(reuse.hazards)
+        outlook = learn_outlook(workload, identity)
+        if outlook is not None:
+            write_outlook(config.out, outlook)
+        data["outlook"] = None if outlook is None else len(outlook.states)
         report = run_report({**data, **run_json(result, perf_counter() - started)}, priced)
     report.notes[:0] = notes
     if config.report is not None:

@@ -164,7 +164,20 @@ def build_engine(config: ServeConfig, observer: Observer) -> Engine:
     runtime = Runtime(scheduler, config.max_running + config.max_queue, back_up, events.poll, observer)
     model_id = config.model or model.name
     return Engine(
-        config, model_id, model, identity, tiers, shards, index, public, scheduler, store, runtime, normalizer, events, publisher
+        config,
+        model_id,
+        model,
+        identity,
+        tiers,
+        shards,
+        index,
+        public,
+        scheduler,
+        store,
+        runtime,
+        normalizer,
+        events,
+        publisher,
     )
 
 
