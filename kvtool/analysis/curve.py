@@ -188,6 +188,7 @@ def _stack_distances(
             length += 1
             run = parent[run]
         tokens = prompt_tokens[request]
+        full, reusable = tokens // block_size, (tokens - 1) // block_size
         if top + length > room:
             top = _compact(tree, height, run_at, position)
         distance, before, i = 0, -1, 0
@@ -201,13 +202,13 @@ def _stack_distances(
             before = at
             for _ in range(height[run]):
                 distance += 1
-                column = (distance + step - 1) // step
+                column = distance if step == 1 else (distance + step - 1) // step
                 counts[0, column] += 1
-                if i < (tokens - 1) // block_size:
+                if i < reusable:
                     counts[1, column] += block_size
                     attended = block_size * (i * block_size + (block_size - 1) / 2)
                     weights[1, column] += linear * block_size + attention * attended
-                if i < tokens // block_size:
+                if i < full:
                     counts[2, column] += block_size
                 counts[3, column] += min((i + 1) * block_size, tokens) - min(i * block_size, tokens)
                 weights[0, column] += 1.0 / blocks

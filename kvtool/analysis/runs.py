@@ -15,10 +15,14 @@ import numpy as np
 from numba import njit, types
 from numpy.typing import NDArray
 
+from kvtool.analysis.spool import spooled
 from kvtool.analysis.workload import PromptTree, Workload
 from kvtool.blocks import BlockHash, TokenIds, child_hash
 
 Numbers = NDArray[np.int64]
+
+AT_ONCE = 1 << 20
+"""Blocks whose words are put together at a time."""
 
 
 class Blocks(NamedTuple):
@@ -136,10 +140,14 @@ class Runs(PromptTree):
             return self.stored[numbers]
         factor = self.block_size // self.base.block_size
         width = self.stored.shape[1]
-        words = np.empty((len(run), factor * width), np.uint32)
-        for piece in range(factor):
-            at = depth * np.int32(factor) + np.int32(piece)
-            words[:, piece * width : (piece + 1) * width] = self.base.words_of(self.origin[run], at)
+        words, spool = spooled(len(run), factor * width)
+        for start in range(0, len(run), AT_ONCE):
+            part = slice(start, start + AT_ONCE)
+            for piece in range(factor):
+                at = depth[part] * np.int32(factor) + np.int32(piece)
+                own = slice(piece * width, (piece + 1) * width)
+                words[part, own] = self.base.words_of(self.origin[run[part]], at)
+            spool.let_go()
         return words
 
     def numbers_of(self, run: NDArray[np.int32], depth: NDArray[np.int32]) -> Numbers:

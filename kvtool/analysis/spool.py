@@ -57,6 +57,13 @@ class Spool:
             self._map.madvise(mmap.MADV_DONTNEED)
 
 
+def spooled(rows: int, width: int) -> tuple[NDArray[np.uint32], Spool]:
+    """An array [rows, width] that lies in a file if it is large, and the spool to let go of it."""
+    spool = Spool(0)
+    spool.reserve(rows * width, 0)
+    return spool.words[: rows * width].reshape(rows, width), spool
+
+
 def _extend(descriptor: int, size: int) -> None:
     """Claim the room on disk now: a full disk behind a mapping would kill the process."""
     if hasattr(os, "posix_fallocate"):

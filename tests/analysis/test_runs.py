@@ -172,3 +172,13 @@ def test_a_curve_of_many_blocks_is_exact_at_its_steps(monkeypatch):
         assert coarse.at(capacity).tokens == plain.at(capacity).tokens
     assert coarse.at(runs.distinct_blocks + coarse.step).tokens == plain.at(runs.distinct_blocks).tokens
     assert 0 <= coarse.capacity_for(0.9) - plain.capacity_for(0.9) < coarse.step
+
+
+@given(LOGS)
+def test_large_blocks_are_put_together_part_by_part(rows):
+    runs = build(rows).coarser(6)
+    plain = runs.unfolded()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spool, "KEPT", 8)
+        patch.setattr("kvtool.analysis.runs.AT_ONCE", 2)
+        assert (runs.unfolded().words == plain.words).all()
