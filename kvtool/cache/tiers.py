@@ -177,27 +177,29 @@ class TieredPool:
 
         No use is counted, so that a guess does not change a block's rank. Sources are held until then.
         """
-        host = self.lower[Tier.HOST]
+        host, disk = self.lower[Tier.HOST], self.lower.get(Tier.DISK)
         tiers = self.locate(nodes)
         held = [node for node, tier in zip(nodes, tiers, strict=False) if tier is Tier.HOST][:most]
         host.pin(held)
         below = [node for node, tier in zip(nodes, tiers, strict=False) if tier > Tier.HOST]
+        below = below[: most - len(held)]
+        on_disk = [node for node in below if disk is not None and disk.slot_of(node) >= 0]
+        if disk is not None:
+            disk.pin(on_disk)  # all of them: making room for one could push out the next
         staging = Staging([], held)
-        for node in below[: most - len(held)]:
+        for node in below:
             source = self._source(node)
             assert source is not None
             if source[0] is Tier.SHARDS and not self.liftable(source[1]):
                 break
-            if source[0] in self.lower:
-                self.lower[source[0]].pin([node])  # or making room for it could push it out
             target, victim = host.take()
             if target < 0:
-                if source[0] in self.lower:
-                    self.lower[source[0]].unpin([node])
                 break
             if victim >= 0:
                 self._demote(victim, Tier.HOST, target)
             staging.moves.append(Move(node, *source, Tier.HOST, target))
+        if disk is not None:
+            disk.unpin(on_disk[sum(move.source is Tier.DISK for move in staging.moves) :])
         return staging
 
     def land(self, staging: Staging, count: int) -> None:

@@ -323,6 +323,22 @@ def test_staged_blocks_come_to_the_host_tier_stay_there_and_change_no_rank() -> 
     pool.check()
 
 
+def test_making_room_for_one_staged_block_does_not_push_out_the_next() -> None:
+    """The disk is full of the chain, and each victim of the host tier wants a place there."""
+    pool = TieredPool(LRU, device=1, host=2, disk=4)
+    a = chain(pool, 3)
+    pool.adopt(Tier.DISK, [(node, slot) for slot, node in enumerate(a)])
+    for now in range(3):
+        serve(pool, [pool.add_node(-1)], float(now))
+    staging = pool.stage(a, 8)
+    assert [move.node for move in staging.moves] == a[:2]
+    assert [pool.lower[Tier.DISK].slot_of(node) for node in a] == [0, 1, 2]
+    pool.abandon(staging)
+    pool.unstage(staging)
+    pool.check()
+    assert all(pool.available() == pool.capacity for pool in pool.lower.values())
+
+
 def test_adopting_needs_an_empty_tier() -> None:
     pool = TieredPool(LRU, device=1, host=1)
     a, b = pool.add_node(-1), pool.add_node(-1)

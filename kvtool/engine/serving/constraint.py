@@ -1,4 +1,4 @@
-"""`response_format`: answers held to JSON or a JSON schema, by masking the tokens that could not go on.
+"""`response_format` and forced tool calls: answers held to JSON, by masking the tokens that could not go on.
 
 The grammar engine is llguidance, an optional extra: without it a request that wants JSON is refused, never
 answered as if it were constrained.
@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 
 from kvtool.engine.compute.model import Model
-from kvtool.engine.serving.api import ApiError, ResponseFormat
+from kvtool.engine.serving.api import ApiError, ResponseFormat, Tool
 from kvtool.engine.serving.generation import Choose
+from kvtool.engine.serving.tool_calls import CLOSE, OPEN
 from kvtool.tokens import FastTokenizer
+
+EXTRA = "pip install 'kvtool[json]'"
 
 SPACE = r"[ \n\t]{0,12}"
 """White space between tokens of JSON: enough for an indented document, and no endless line of blanks."""
@@ -31,27 +34,48 @@ class Grammars:
 
     def compile(self, wanted: ResponseFormat) -> str:
         """The grammar of a response_format that is not `text`; 400 where it cannot be held to."""
-        if find_spec("llguidance") is None:
-            raise _refused(f"{wanted.type} needs an extra that this server lacks: pip install 'kvtool[json]'")
+        place = "response_format"
+        if not _installed():
+            raise _refused(place, f"{wanted.type} needs an extra that this server lacks: {EXTRA}")
         from llguidance import LLMatcher
 
         schema: Any = {"type": "object"}
         if wanted.type == "json_schema":
             schema = (wanted.json_schema or {}).get("schema")
             if not isinstance(schema, dict | bool):
-                raise _refused("json_schema.schema must be a JSON schema")
+                raise _refused(place, "json_schema.schema must be a JSON schema")
         try:
-            grammar = str(
-                LLMatcher.grammar_from_json_schema(
-                    json.dumps(schema), overrides={"whitespace_pattern": SPACE}
-                )
+            grammar = LLMatcher.grammar_from_json_schema(
+                json.dumps(schema), overrides={"whitespace_pattern": SPACE}
             )
-            problem = LLMatcher.validate_grammar(grammar, self._ll_tokenizer())
         except (ValueError, RecursionError) as error:
-            problem = str(error)
-        if problem:
-            raise _refused(f"the schema cannot be held to: {problem.splitlines()[0][:200]}")
-        return grammar
+            raise _refused(place, f"the schema cannot be held to: {error}") from error
+        return self._checked(str(grammar), place)
+
+    def call(self, tools: Sequence[Tool], choice: str | dict[str, Any]) -> str:
+        """The grammar of one call of the tool that `tool_choice` names, or of any that is `required`."""
+        if not _installed():
+            raise _refused(
+                "tool_choice", f"a call can be forced only with an extra that this server lacks: {EXTRA}"
+            )
+        wanted = None if isinstance(choice, str) else (choice.get("function") or {}).get("name")
+        able = [tool.function for tool in tools if wanted in (None, tool.function.name)]
+        if not able or (wanted is None and choice != "required"):
+            raise _refused("tool_choice", "names no tool of this request")
+        calls = [
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": function.name},
+                    "arguments": (function.model_extra or {}).get("parameters") or {"type": "object"},
+                },
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for function in able
+        ]
+        schema = json.dumps({"anyOf": calls, "x-guidance": {"whitespace_pattern": SPACE}})
+        return self._checked(f'start: "{OPEN}\\n" call "\\n{CLOSE}"\ncall: %json {schema}\n', "tool_choice")
 
     def constrain(self, choose: Choose, grammar: str) -> Choose:
         """`choose` among the tokens that the grammar allows; for one answer, from its first token on."""
@@ -69,6 +93,17 @@ class Grammars:
             return token
 
         return pick
+
+    def _checked(self, grammar: str, place: str) -> str:
+        from llguidance import LLMatcher
+
+        try:
+            problem = LLMatcher.validate_grammar(grammar, self._ll_tokenizer())
+        except (ValueError, RecursionError) as error:
+            problem = str(error)
+        if problem:
+            raise _refused(place, f"the schema cannot be held to: {problem.splitlines()[0][:200]}")
+        return grammar
 
     def _ll_tokenizer(self) -> Any:
         if self._tokenizer is None:
@@ -93,5 +128,9 @@ def _allowed(bits: bytes, vocab: int) -> Tensor:
     return torch.from_numpy(padded)
 
 
-def _refused(why: str) -> ApiError:
-    return ApiError(400, f"response_format: {why}", param="response_format")
+def _installed() -> bool:
+    return find_spec("llguidance") is not None
+
+
+def _refused(place: str, why: str) -> ApiError:
+    return ApiError(400, f"{place}: {why}", param=place)

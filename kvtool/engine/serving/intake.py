@@ -112,9 +112,11 @@ class Intake:
         if body.response_format is not None and body.response_format.type != "text":
             grammar = self._grammars.compile(body.response_format)
         if body.tool_choice not in (None, "none", "auto"):
-            raise ApiError(
-                400, "tool_choice must be none or auto: calls cannot be forced", param="tool_choice"
-            )
+            if grammar is not None:
+                raise ApiError(
+                    400, "a forced call and a response_format exclude each other", param="tool_choice"
+                )
+            grammar = self._grammars.call(body.tools or [], body.tool_choice)
         wanted = body.max_completion_tokens or body.max_tokens
         return self._generations(body, [prompt], wanted, top, tenant, session, emit, public, grammar)
 

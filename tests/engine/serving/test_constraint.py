@@ -113,3 +113,53 @@ def test_without_the_extra_it_says_what_to_install(
     monkeypatch.setattr("kvtool.engine.serving.constraint.find_spec", lambda name: None)
     with pytest.raises(openai.BadRequestError, match=r"kvtool\[json\]"):
         ask(client, running, response_format={"type": "json_object"})
+
+
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"enum": ["Bern", "Oslo"]}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name in ("weather", "distance")
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_can_be_forced(client: openai.OpenAI, running: Any, stream: bool) -> None:
+    for choice in ("required", {"type": "function", "function": {"name": "distance"}}):
+        options = {"tools": TOOLS, "tool_choice": choice, "response_format": openai.NOT_GIVEN}
+        answer = ask(client, running, temperature=1.1, seed=2, stream=stream, **options)
+        if stream:
+            chunks = [chunk.choices[0] for chunk in answer if chunk.choices]
+            calls = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
+            finish = chunks[-1].finish_reason
+        else:
+            calls, finish = answer.choices[0].message.tool_calls, answer.choices[0].finish_reason
+        assert len(calls) == 1 and finish == "tool_calls"
+        assert calls[0].function.name in (("weather", "distance") if choice == "required" else ("distance",))
+        assert json.loads(calls[0].function.arguments)["city"] in ("Bern", "Oslo")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tool_choice": "required"},
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "unknown"}}},
+        {"tools": TOOLS, "tool_choice": {"type": "custom"}},
+        {"tools": TOOLS, "tool_choice": "required", "response_format": STRICT},
+    ],
+)
+def test_a_call_that_cannot_be_forced_is_refused(
+    client: openai.OpenAI, running: Any, fields: dict[str, Any]
+) -> None:
+    with pytest.raises(openai.BadRequestError) as error:
+        ask(client, running, **{"response_format": openai.NOT_GIVEN, **fields})
+    assert error.value.param == "tool_choice"
