@@ -1,5 +1,6 @@
 """One lint run: paths -> logs and templates -> findings, selected, compared with a baseline, judged."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -23,6 +24,9 @@ from kvtool.report import Finding, Report
 from kvtool.requests import Request
 from kvtool.tokens import PromptEncoder
 
+PROSE = {".md", ".txt"}
+PROMPTS = re.compile(r"prompt|system|agent|instruction|persona", re.I)
+"""In the name of a file or folder: prose in it is for a model."""
 SKIPPED_FOLDERS = {"node_modules", "__pycache__", "venv", "site-packages", "build", "dist"}
 
 
@@ -73,16 +77,22 @@ def lint(
     found: list[Finding] = []
     notes: list[str] = []
     rate: float | None = None
+    named = {Path(name) for name in paths}
     for path in templates:
-        found += without_ignored(check_file(path), path)
+        try:
+            found += without_ignored(check_file(path), path)
+        except KvtoolError as error:
+            if path in named:
+                raise
+            notes.append(f"not looked at: {error.message}")
     if logs:
         log = open_log(logs, format=config.format)
         requests = [request for request in log if readable(request)]
         if requests:
             encoder = load_encoder()
             requests, refused = encoder.taken(requests)
-            for request, error in refused:
-                log.skip(error.message, request.source)
+            for request, refusal in refused:
+                log.skip(refusal.message, request.source)
             if not requests:
                 raise refused[0][1]
             found += charged(examine(requests, encoder, config.block_size), _rates(config))
@@ -131,7 +141,7 @@ def sort_paths(paths: Sequence[str], config: LintConfig) -> tuple[list[str], lis
                 continue
             if _is_log(file, config.format):
                 logs.append(str(file))
-            elif file.suffix.lower() in SUFFIXES or path.is_file():
+            elif path.is_file() or (file.suffix.lower() in SUFFIXES and _is_prompt(file, path)):
                 templates.append(file)
     if not logs and not templates:
         raise KvtoolError(f"{', '.join(paths)}: nothing to lint", "name logs, templates or folders of them")
@@ -143,6 +153,13 @@ def _wanted(file: Path, root: Path) -> bool:
     hidden = any(part.startswith(".") or part in SKIPPED_FOLDERS for part in parts)
     suffixes = {suffix.lower() for suffix in file.suffixes}
     return file.is_file() and not hidden and bool(suffixes & (SUFFIXES | LOG_SUFFIXES))
+
+
+def _is_prompt(file: Path, root: Path) -> bool:
+    """Whether a file that a folder holds may be a prompt: most Markdown and text is documentation."""
+    if file.suffix.lower() not in PROSE:
+        return True
+    return any(PROMPTS.search(part) for part in (root.name, *file.relative_to(root).parts))
 
 
 def _is_log(file: Path, format: str | None) -> bool:

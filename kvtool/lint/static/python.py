@@ -18,6 +18,8 @@ LEAST_TEXT = 80
 """Characters of fixed text from which a string is taken for a prompt."""
 DEPTH = 8
 """Calls that are followed into one another."""
+MOST_PIECES = 1000
+"""Pieces of a text that are followed: `text += text` doubles."""
 WRAPPERS = {
     "dedent",
     "cleandoc",
@@ -38,6 +40,18 @@ SLOT_CALLS = {
     "substitute",
 }
 
+_NAMED = re.compile(r"prompt|system|instruct|persona|preamble|guideline|few_?shot", re.I)
+_SPEAKS = re.compile(
+    r"\b(?:you are|you're|your (?:task|job|role|goal)|as an? (?:\w+ )?(?:assistant|agent)|the user|"
+    r"answer (?:the|in|only|with)|respond (?:in|with|only|to)|never (?:invent|reveal|mention)|"
+    r"du bist|sie sind|eres|tu es|vous êtes|sei un|você é)\b|你是|您是|あなたは",
+    re.I,
+)
+_FOR_PEOPLE = re.compile(
+    r"err(?:or|_|s?$)|exception|warn|usage|help|docs?(?:_|$|tring)|log(?:_|$)|not_found", re.I
+)
+_MARKUP = re.compile(r"<!doctype|<html|</script>|</table>|\bSELECT\b.*\bFROM\b|#include", re.I | re.S)
+
 Pieces = list[Piece]
 
 
@@ -53,6 +67,7 @@ class _Reader:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         }
         self.frozen: dict[str, Pieces] = {}
+        self.known: dict[tuple[str, bool], Pieces] = {}
         self.prompts: list[Prompt] = []
         self.seen: set[tuple[int, int]] = set()
 
@@ -145,7 +160,7 @@ class _Reader:
         if name in WRAPPERS and (node.args or node.keywords):
             inner = node.args[0] if node.args else node.keywords[0].value
             return self.pieces(inner, env, frozen, depth + 1)
-        if name in self.functions:
+        if name in self.functions and _is_own(function):
             returned = self.returned(self.functions[name], frozen, depth + 1)
             if sum(len(piece.text) for piece in returned if piece.expression is None) >= LEAST_TEXT // 4:
                 return returned
@@ -214,13 +229,18 @@ class _Reader:
     # statements
 
     def returned(self, function: ast.FunctionDef | ast.AsyncFunctionDef, frozen: bool, depth: int) -> Pieces:
-        """Pieces of the first returned text of a function."""
-        env: dict[str, Pieces] = {}
-        results: list[Pieces] = []
-        self.body(function.body, env, frozen, depth, results)
-        return max(
-            results, key=lambda pieces: sum(len(p.text) for p in pieces if p.expression is None), default=[]
-        )
+        """Pieces of the longest text that a function returns; nothing for one that calls itself."""
+        key = (function.name, frozen)
+        if key not in self.known:
+            self.known[key] = []
+            results: list[Pieces] = []
+            self.body(function.body, {}, frozen, depth, results)
+            self.known[key] = max(
+                results,
+                key=lambda pieces: sum(len(p.text) for p in pieces if p.expression is None),
+                default=[],
+            )
+        return self.known[key]
 
     def body(
         self,
@@ -236,10 +256,10 @@ class _Reader:
                 targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
                 for target in targets:
                     if isinstance(target, ast.Name):
-                        env[target.id] = self.pieces(statement.value, env, frozen, depth)
+                        env[target.id] = self.pieces(statement.value, env, frozen, depth)[:MOST_PIECES]
             elif isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
                 more = self.pieces(statement.value, env, frozen, depth)
-                env[statement.target.id] = env.get(statement.target.id, []) + more
+                env[statement.target.id] = (env.get(statement.target.id, []) + more)[:MOST_PIECES]
             elif isinstance(statement, ast.Return) and statement.value is not None:
                 results.append(self.pieces(statement.value, env, frozen, depth))
             elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
@@ -254,7 +274,7 @@ class _Reader:
                         for arg in statement.value.args
                         for piece in self.pieces(arg, env, frozen, depth)
                     ]
-                    env[call.value.id] = env.get(call.value.id, []) + more
+                    env[call.value.id] = (env.get(call.value.id, []) + more)[:MOST_PIECES]
             for block in ("body", "orelse", "finalbody"):
                 inner = getattr(statement, block, None)
                 if isinstance(inner, list) and not isinstance(
@@ -281,19 +301,45 @@ def read_python(source: str, file: str) -> list[Prompt]:
         tree = ast.parse(source)
     except SyntaxError as error:
         raise KvtoolError(f"{file}, line {error.lineno}: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise KvtoolError(f"{file}: not Python that can be read: {error}") from error
     reader = _Reader(source, tree)
+    try:
+        return _prompts(reader, tree)
+    except RecursionError as error:
+        raise KvtoolError(f"{file}: nested too deeply to be followed") from error
+
+
+def _prompts(reader: _Reader, tree: ast.Module) -> list[Prompt]:
     reader.body(tree.body, reader.frozen, True, 0, [])
     for name, function in reader.functions.items():
         env: dict[str, Pieces] = {}
         results: list[Pieces] = []
         reader.body(function.body, env, False, 0, results)
         for pieces in results:
-            reader.keep(name, None, pieces)
+            if _is_prompt(name, pieces):
+                reader.keep(name, None, pieces)
         for variable, pieces in env.items():
-            reader.keep(f"{name}.{variable}", _role(variable), pieces)
+            if _is_prompt(f"{name}.{variable}", pieces):
+                reader.keep(f"{name}.{variable}", _role(variable), pieces)
         _calls(reader, function, name, env)
     _calls(reader, tree, "", {}, frozen=True)
     return reader.prompts
+
+
+def _is_prompt(path: str, pieces: Pieces) -> bool:
+    """Whether a text without a message around it is for a model: by its name, or by how it speaks."""
+    text = "".join(piece.text for piece in pieces if piece.expression is None)
+    if _MARKUP.search(text) or not (_NAMED.search(path) or _SPEAKS.search(text)):
+        return False
+    return bool(_NAMED.search(path)) or not _FOR_PEOPLE.search(path)
+
+
+def _is_own(function: ast.expr) -> bool:
+    """`name(...)`, `self.name(...)` or `cls.name(...)`: a function of this module, as far as can be seen."""
+    if isinstance(function, ast.Attribute):
+        return isinstance(function.value, ast.Name) and function.value.id in ("self", "cls")
+    return isinstance(function, ast.Name)
 
 
 def _calls(reader: _Reader, scope: ast.AST, path: str, env: dict[str, Pieces], frozen: bool = False) -> None:

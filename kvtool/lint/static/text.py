@@ -1,4 +1,7 @@
-"""Plain text, Markdown, strings of YAML or JSON: `{slot}`, `{{slot}}`, `${slot}`, `<<slot>>`, `%(slot)s`."""
+"""Plain text, Markdown, strings of YAML or JSON: `{slot}`, `{{slot}}`, `${slot}`, `<<slot>>`, `%(slot)s`.
+
+`/users/{id}` is an address and no slot.
+"""
 
 import json
 import re
@@ -9,7 +12,7 @@ from kvtool.lint.static.pieces import Piece, Prompt, line_of
 from kvtool.prompts import paths
 
 _SLOT = re.compile(
-    r"\{\{\s*([^{}\n]{1,80}?)\s*\}\}|\$\{([A-Za-z_][\w.]{0,60})\}|(?<![{$\\])\{([A-Za-z_][\w.]{0,60}(?:\(\))?)\}(?!\})"
+    r"\{\{\s*([^{}\n]{1,80}?)\s*\}\}|\$\{([A-Za-z_][\w.]{0,60})\}|(?<![{$\\/])\{([A-Za-z_][\w.]{0,60}(?:\(\))?)\}(?![}/])"
     r"|<<\s*([A-Za-z_]\w{0,60})\s*>>|%\(([A-Za-z_]\w{0,60})\)s|\[\[\s*([A-Za-z_]\w{0,60})\s*\]\]"
 )
 

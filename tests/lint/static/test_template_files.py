@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from kvtool.errors import KvtoolError
+from kvtool.lint.run import LintConfig, lint
 from kvtool.lint.static.files import check_file
+from kvtool.tokens import load_encoder
 
 RULES = "Never invent a price, ask before you book, and hand over to a person when you cannot help. " * 3
 
@@ -73,3 +75,21 @@ def test_a_tool_that_is_there_twice(tmp_path: Path) -> None:
 def test_unreadable_files_are_named(tmp_path: Path, name: str, source: str) -> None:
     with pytest.raises(KvtoolError, match=name):
         found(tmp_path, name, source)
+
+
+def test_addresses_hold_no_slots(tmp_path: Path) -> None:
+    assert found(tmp_path, "api.md", f"GET /users/{{user_id}}/runs/{{run_id}}\n{RULES}") == []
+
+
+def test_a_folder_s_documentation_is_not_looked_at_and_its_broken_files_are_noted(tmp_path: Path) -> None:
+    (tmp_path / "prompts").mkdir()
+    for name in ("README.md", "prompts/agent.md", "notes.md"):
+        (tmp_path / name).write_text(f"Session {{session_id}}.\n{RULES}")
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    result = lint([str(tmp_path)], LintConfig(), lambda: load_encoder("bytes"))
+    assert [one.location.file for one in result.findings] == [str(tmp_path / "prompts/agent.md")]
+    assert len(result.notes) == 1 and "broken.py, line 1" in result.notes[0]
+    named = lint([str(tmp_path / "notes.md")], LintConfig(), lambda: load_encoder("bytes"))
+    assert [one.code for one in named.findings] == ["KV104"]
+    with pytest.raises(KvtoolError, match=r"broken\.py, line 1"):
+        lint([str(tmp_path / "broken.py")], LintConfig(), lambda: load_encoder("bytes"))
