@@ -13,6 +13,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -201,7 +202,19 @@ def _append(messages: list[Message], text: str, head: int, at_tail: bool) -> Non
 
 
 def _canonical_text(text: str) -> str:
+    spaced = "\r" in text or " \n" in text or "\t\n" in text or text.endswith((" ", "\t"))
+    if not spaced and (text.isascii() or unicodedata.is_normalized("NFC", text)):
+        return text  # the usual case, ten times cheaper
     return unicodedata.normalize("NFC", re.sub(r"[ \t]+(?=\n|$)", "", re.sub(r"\r\n?", "\n", text)))
+
+
+@lru_cache(maxsize=4096)
+def _reprinted(arguments: str) -> str:
+    """JSON with sorted keys; a history brings the same calls again and again."""
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return arguments
 
 
 def _canonical_arguments(message: Message) -> Message:
@@ -213,10 +226,7 @@ def _canonical_arguments(message: Message) -> Message:
         function = call.get("function") or {}
         arguments = function.get("arguments")
         if isinstance(arguments, str):
-            try:
-                printed = json.dumps(json.loads(arguments), sort_keys=True, ensure_ascii=False)
-            except ValueError:
-                printed = arguments
+            printed = _reprinted(arguments)
             if printed != arguments:
                 call = {**call, "function": {**function, "arguments": printed}}
         changed.append(call)
