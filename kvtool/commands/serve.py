@@ -111,6 +111,13 @@ if TYPE_CHECKING:
     help="Prompt tokens of one forward; fewer make running answers smoother.",
 )
 @click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default=ServeConfig.log_format,
+    show_default=True,
+    help="Of the log on stderr: a line an event. It holds no prompts, answers, sessions or keys.",
+)
+@click.option(
     "--drain",
     type=click.FloatRange(0),
     default=ServeConfig.drain,
@@ -128,12 +135,10 @@ def command(**options: Any) -> None:
 
 def run(config: ServeConfig) -> None:
     """Serve until told to stop. Log on stderr, the address on stdout."""
-    import logging
-
+    from kvtool.engine.serving.journal import keep
     from kvtool.engine.serving.launch import serve
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    keep(config.log_format)
     serve(config, announce)
 
 

@@ -39,3 +39,4 @@ class ServeConfig:
     chunk_tokens: int = 512
     body_limit: int = 16 << 20
     drain: float = 30.0
+    log_format: str = "text"

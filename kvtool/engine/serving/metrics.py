@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kvtool.engine.serving.generation import Generation
+from kvtool.engine.serving.journal import event
 from kvtool.engine.serving.prefetch import WHYS
 
 TTFT = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
@@ -35,6 +36,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        self._first: dict[int, float] = {}
         self._ttft = Histogram(
             "kvtool_ttft_seconds",
             "Submission to first token",
@@ -59,6 +61,7 @@ class Metrics:
 
     def first_token(self, seconds: float, request: Generation) -> None:
         """Cold and warm requests apart: warm when half of the prompt or more was cached."""
+        self._first[id(request)] = seconds
         warm = (request.cached or 0) * 2 >= len(request.prompt)
         self._ttft.labels("warm" if warm else "cold").observe(seconds)
 
@@ -69,6 +72,18 @@ class Metrics:
     def finished(self, seconds: float, request: Generation) -> None:
         """One request's end."""
         self._whole.observe(seconds)
+        first = self._first.pop(id(request), None)
+        usage = request.usage()
+        event(
+            "request",
+            finish=request.finish,
+            prompt=usage.prompt,
+            cached=usage.cached,
+            completion=usage.completion,
+            ttft=None if first is None else round(first, 4),
+            total=round(seconds, 4),
+            waited=request.waited,
+        )
 
 
 class _Counts(Collector):
