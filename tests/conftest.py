@@ -25,6 +25,20 @@ if not Path("/dev/nvidiactl").exists():
 
 
 @pytest.fixture(scope="session")
+def valid_json() -> Callable[[dict[str, Any]], None]:
+    """Holds a command's JSON document to its published schema."""
+    from jsonschema import Draft202012Validator
+
+    folder = Path(__file__).parent.parent / "docs/reference/schemas"
+
+    def check(document: dict[str, Any]) -> None:
+        name = document["schema"].replace("/", ".") + ".json"
+        Draft202012Validator(json.loads((folder / name).read_text())).validate(document)
+
+    return check
+
+
+@pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder for `--model`: 2 layers, 2 KV heads, head_dim 8, 1,024 positions; one token a byte."""
     import torch

@@ -2,15 +2,18 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from jsonschema import ValidationError
 
 from kvtool.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
+Check = Callable[[dict[str, Any]], None]
 PAGE = (ROOT / "docs/reference/json.md").read_text(encoding="utf-8")
 
 
@@ -51,7 +54,9 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_documented_fields_are_printed(schema: str, arguments: list[str], log: Path, tmp_path: Path) -> None:
+def test_documented_fields_are_printed(
+    schema: str, arguments: list[str], log: Path, tmp_path: Path, valid_json: Check
+) -> None:
     places = {"LOG": str(log), "OUT": str(tmp_path / "out.jsonl")}
     line = [places.get(word, word) for word in arguments]
     result = CliRunner().invoke(main, [*line, "--output-format", "json"])
@@ -59,3 +64,70 @@ def test_documented_fields_are_printed(schema: str, arguments: list[str], log: P
     document = json.loads(result.stdout)
     assert document["schema"] == schema
     assert documented(schema) - fields(document) == set()
+    valid_json(document)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "analyze TRACE",
+        "analyze LOG --tokenizer bytes",
+        "lint prompt.txt",
+        "simulate TRACE --capacity 5% --policy cost --replicas 2 --routing prefix",
+        "simulate TRACE --tiers device=5%,host=10% --policy lru --train-fraction 50% --prefetch",
+        "simulate LOG --capacity 50% --train-fraction 0.5 --model MODEL",
+        "simulate TRACE --capacity 5% --prefill-rate 8000 --decode-rate 50",
+    ],
+)
+def test_documents_are_valid_in_other_settings(
+    line: str, log: Path, tiny_model: Path, tmp_path: Path, valid_json: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("prompt.txt").write_text("It is {now}.\n" + "Rules. " * 2000, encoding="utf-8")
+    places = {"LOG": str(log), "TRACE": str(ROOT / "samples/mooncake-conversation.jsonl")}
+    places["MODEL"] = str(tiny_model)
+    words = [places.get(word, word) for word in line.split()]
+    result = CliRunner().invoke(main, [*words, "--output-format", "json"])
+    assert result.exit_code in (0, 1), result.output
+    valid_json(json.loads(result.stdout))
+
+
+def test_shards_documents_are_valid(
+    branching_log: Path, tiny_model: Path, tmp_path: Path, valid_json: Check
+) -> None:
+    made = tmp_path / "shards"
+
+    def run(*words: object) -> dict[str, Any]:
+        result = CliRunner().invoke(main, [*map(str, words), "--output-format", "json"])
+        assert result.exit_code in (0, 1), result.output
+        document: dict[str, Any] = json.loads(result.stdout)
+        valid_json(document)
+        return document
+
+    prewarm = ("prewarm", "--model", tiny_model, "--logs", branching_log, "--block-size", 16)
+    assert "new_blocks" not in run(*prewarm, "--dry-run", "--out", made)
+    assert run(*prewarm, "--codec", "raw", "--out", made)["new_blocks"] > 0
+    run("shards", "ls", made)
+    run("shards", "verify", made)
+    run("shards", "diff", made, made)
+    run("shards", "gc", made)
+    (shard, *_) = sorted(made.glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert run("shards", "verify", made)["faults"]
+
+
+def test_schemas_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written by docs/write_schemas.py and committed."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    import write_schemas
+
+    folder = ROOT / "docs/reference/schemas"
+    assert {path.name: path.read_text() for path in folder.iterdir()} == write_schemas.files()
+
+
+def test_a_schema_refuses_what_the_page_does_not_promise(valid_json: Check, log: Path) -> None:
+    result = CliRunner().invoke(main, ["analyze", str(log), "--output-format", "json"])
+    document = json.loads(result.stdout)
+    for field, value in (("block_size", "32"), ("hit_rate", None), ("findings", [{"code": "KV101"}])):
+        with pytest.raises(ValidationError):
+            valid_json({**document, field: value})

@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +32,9 @@ def small_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_whole_story(small_log: Path, tmp_path: Path) -> None:
+def test_the_whole_story(
+    small_log: Path, tmp_path: Path, valid_json: Callable[[dict[str, Any]], None]
+) -> None:
     command = [
         "demo",
         "--log",
@@ -59,6 +63,7 @@ def test_the_whole_story(small_log: Path, tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     data = json.loads(result.stdout)
+    valid_json(data)
     assert "KV101" in data["findings"]
     assert data["hit_rate"]["before"] < 0.4 < 0.8 < data["hit_rate"]["after"]
     assert data["answers"] == "identical"

@@ -29,12 +29,17 @@ def document(*arguments: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("device_blocks", [400, 48])
 def test_measured_is_predicted_with_room_and_without(
-    serving: Callable[..., Any], tiny_model: Path, branching_log: Path, device_blocks: int
+    serving: Callable[..., Any],
+    tiny_model: Path,
+    branching_log: Path,
+    device_blocks: int,
+    valid_json: Callable[[dict[str, Any]], None],
 ) -> None:
     with serving(model=str(tiny_model), block_size=16, device_blocks=device_blocks, host_memory=0) as running:
         options = ("--url", running.url, "--tokenizer", tiny_model, "--fast", "--in-flight", 1)
         found = document(branching_log, *options, "--max-tokens", 20)
         running.idle()
+        valid_json(found)
         counts = running.counts
         assert found["schema"] == "kvtool.replay/1" and found["model"] == running.engine.model_id
         assert len(found["requests"]) == 10 and found["failed"] == [] and found["notes"] == []
