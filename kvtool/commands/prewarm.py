@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvtool.engine.storage.codecs import CODECS
+from kvtool.engine.storage.codecs import AUTO, CODECS
 from kvtool.errors import KvtoolError
 from kvtool.options import NamedSizes, format_options, given_options, output_format, report_option
 from kvtool.renderers import RENDERERS
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvtool.analysis.workload import Workload
     from kvtool.engine.compute.model import Model
     from kvtool.engine.storage.identity import Identity
+    from kvtool.logs.reader import Log
     from kvtool.page import Page
     from kvtool.report import Report
 
@@ -39,6 +40,8 @@ class Config:
     tenant_budgets: tuple[tuple[str, int], ...] = ()
     min_requests: int = 2
     codec: str = "raw"
+    max_kl: float | None = None
+    protect: str | None = None
     device: str = "auto"
     dtype: str = "auto"
     prefill_rate: float | None = None
@@ -90,7 +93,26 @@ class Config:
     show_default=True,
     help="Leave out blocks that fewer requests would use.",
 )
-@click.option("--codec", type=click.Choice(CODECS.names()), default=Config.codec, show_default=True)
+@click.option(
+    "--codec",
+    type=click.Choice([AUTO, *CODECS.names()]),
+    default=Config.codec,
+    show_default=True,
+    help="How blocks are stored; auto measures what each of them needs.",
+)
+@click.option(
+    "--max-kl",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="NATS",
+    help="Store nothing and exit 1 if continuations held back lose more than this per token on average, or a "
+    "greedy tool call changes [0.001 with --codec auto and k3v2, else no gate].",
+)
+@click.option(
+    "--protect",
+    metavar="ROLES",
+    help="Blocks that stay in 16 bits: system, tools, user, assistant, tool, with commas between, or none "
+    "[system,tools with --codec auto, else none].",
+)
 @click.option("--device", default=Config.device, show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--dtype", default=Config.dtype, show_default=True, help="auto, float32, bfloat16 or float16.")
 @click.option(
@@ -131,11 +153,14 @@ def command(**options: Any) -> None:
     Interrupted runs resume. Blocks that the folder already holds are kept.
     """
     config = Config(**options)
-    RENDERERS.load(config.output_format)(run(config))
+    report = run(config)
+    RENDERERS.load(config.output_format)(report)
+    gate = report.data.get("gate")
+    click.get_current_context().exit(0 if gate is None or gate["holds"] else 1)
 
 
 def run(config: Config) -> "Report":
-    """Plan, and unless it is a dry run, compute."""
+    """Plan, and unless it is a dry run, compute. Nothing is stored where the gate does not hold."""
     if bool(config.logs) == (config.analysis is not None):
         raise KvtoolError("name a log or an analysis", "--logs FILE, or --from FILE.duckdb")
     if config.out is None and not config.dry_run:
@@ -146,9 +171,10 @@ def run(config: Config) -> "Report":
     from kvtool.analysis.learned import learn
     from kvtool.analysis.plan import PlanConfig
     from kvtool.analysis.plan_table import save_plan
+    from kvtool.engine.allocation import PROTECTED, TOP, GateFailed, choose
     from kvtool.engine.compute.load import load_model
     from kvtool.engine.prewarm import PrewarmConfig, plan_hashes, prewarm
-    from kvtool.engine.prewarm_report import plan_json, plan_report, run_json, run_report
+    from kvtool.engine.prewarm_report import gate_report, plan_json, plan_report, run_json, run_report
     from kvtool.engine.speeds import measure_speeds
     from kvtool.engine.storage.codecs import load_codec
     from kvtool.engine.storage.identity import Identity
@@ -161,7 +187,8 @@ def run(config: Config) -> "Report":
     from kvtool.progress import counted
     from kvtool.renderers.html import write_page
 
-    refuse_inputs([*expand(config.logs), *filter(None, [config.analysis])], config.report)
+    inputs = expand(config.logs) if config.analysis is None else [config.analysis]
+    refuse_inputs(inputs, config.report)
     key = None if config.signing_key is None else load_key(config.signing_key)
     notes: list[str] = []
     model = load_model(
@@ -169,7 +196,11 @@ def run(config: Config) -> "Report":
     )
     workload = load_workload(config, model, notes)
     identity = Identity.of_model(model, workload.block_size)
-    codec = load_codec({"codec": config.codec})
+    protect = protected_roles(config)
+    plain = config.codec  # auto: what no block of it exceeds, so that budgets hold
+    if plain == AUTO:
+        plain = PROTECTED if protect else TOP
+    codec = load_codec({"codec": plain})
     speeds = measure_speeds(
         model,
         codec,
@@ -202,7 +233,19 @@ def run(config: Config) -> "Report":
         priced.require_gain(config.codec)
         started = perf_counter()
         with counted("tokens", len(plan) * plan.block_size) as done:
-            result = prewarm(plan, model, config.out, PrewarmConfig(config.codec, key=key), done)
+            try:
+                result = prewarm(
+                    plan,
+                    model,
+                    config.out,
+                    PrewarmConfig(plain, key=key),
+                    done,
+                    lambda: choose(
+                        plan, model, config.codec, lambda: log_again(config), protect, max_kl(config)
+                    ),
+                )
+            except GateFailed as error:
+                return gate_report(data, error)
         if reuse is not None:  # else what an earlier run wrote stays
             write_reuse(config.out, reuse)
         data["reuse_model"] = None if reuse is None else len(reuse.hazards)
@@ -229,20 +272,24 @@ def page(
     """The plan's pictures, or those of what is stored."""
     import numpy as np
 
+    from kvtool.engine.allocation import PROTECTED
     from kvtool.engine.prewarm import plan_hashes
     from kvtool.engine.prewarm_page import prewarm_page
     from kvtool.engine.storage.shards import open_shards
     from kvtool.lint.redact import shape
 
     index = {} if config.dry_run or config.out is None else open_shards(config.out).index
+    rows = [index.get(name) for name in plan_hashes(plan, identity)]
     return prewarm_page(
         plan,
         data,
         workload,
         model.encoder,
-        [index.get(name) for name in plan_hashes(plan, identity)],
+        rows,
         identity.shape.elements,
-        np.zeros(len(plan), np.bool_),
+        np.array(
+            [config.codec == AUTO and row is not None and row.codec == PROTECTED for row in rows], np.bool_
+        ),
         arguments(config),
         dict(config.budgets).get("disk"),
         None if config.show_values else shape,
@@ -253,7 +300,7 @@ def arguments(config: Config) -> list[str]:
     """The command's arguments for a run of the same plan."""
     source = [("--logs", log) for log in config.logs] or [("--from", str(config.analysis))]
     pairs = [*source, *given_options(config)]
-    for name in ("model", "block_size", "min_requests", "codec", "dtype"):
+    for name in ("model", "block_size", "min_requests", "codec", "max_kl", "protect", "dtype"):
         value = getattr(config, name)
         if value != getattr(Config, name):
             pairs.append((f"--{name.replace('_', '-')}", str(value)))
@@ -262,6 +309,50 @@ def arguments(config: Config) -> list[str]:
             pairs.append((option, ",".join(f"{tier}={size}" if tier else str(size) for tier, size in sizes)))
     pairs.append(("--out", str(config.out or "shards")))
     return [part for pair in pairs for part in pair if part]
+
+
+def protected_roles(config: Config) -> list[str]:
+    """Roles of `--protect`, or the default of the codec."""
+    from kvtool.engine.traffic import ROLES
+
+    given = config.protect
+    if given is None:
+        return ["system", "tools"] if config.codec == AUTO else []
+    names = [] if given == "none" else [name.strip() for name in given.split(",")]
+    for name in names:
+        if name not in ROLES:
+            raise KvtoolError(
+                f"--protect {given}: unknown role {name!r}", f"choose from {', '.join(ROLES)}, none"
+            )
+    return names
+
+
+def max_kl(config: Config) -> float | None:
+    """The gate of a run, None for none. k3v2 is never stored without one."""
+    from kvtool.engine.allocation import MAX_KL
+
+    return MAX_KL if config.max_kl is None and config.codec in (AUTO, "k3v2") else config.max_kl
+
+
+def log_again(config: Config) -> "Log":
+    """The log a second time, for what a workload does not keep: roles and the tokens behind blocks."""
+    from kvtool.analysis.store import load_document
+    from kvtool.logs.reader import open_log
+
+    if config.analysis is None:
+        if "-" in config.logs:
+            raise KvtoolError(
+                "--logs -: blocks are protected or measured by reading the log twice", "name a file"
+            )
+        return open_log(config.logs, format=config.format, mapping=config.mapping)
+    source = load_document(config.analysis)["source"]
+    for file in source["files"]:
+        if not Path(file).is_file():
+            raise KvtoolError(
+                f"{config.analysis}: source: {file} is not there, and is read again to protect or measure",
+                "prewarm from --logs, or choose a codec without --protect and --max-kl",
+            )
+    return open_log(source["files"], format=source["format"], mapping=config.mapping)
 
 
 def existing(folder: Path) -> Path:

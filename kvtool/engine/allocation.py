@@ -17,7 +17,7 @@ from kvtool.engine.compute.model import Model
 from kvtool.engine.profile import layer_profile
 from kvtool.engine.sensitivity import block_sensitivity
 from kvtool.engine.storage.codec import BlockCodec, Mixed, block_bytes, is_exact
-from kvtool.engine.storage.codecs import load_codec
+from kvtool.engine.storage.codecs import AUTO, load_codec
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.layout import BlockShape
 from kvtool.engine.traffic import Traffic, read_traffic
@@ -28,9 +28,6 @@ from kvtool.requests import Request
 MAX_KL = 0.001
 """Nats per token: the default gate. Below what tells two runs in different 16-bit formats apart."""
 
-AUTO = "auto"
-"""The value of `--codec` that measures."""
-
 PROTECTED = "half"
 """The codec of protected blocks."""
 
@@ -40,7 +37,10 @@ FLOOR, KEYS, TOP = "int4", "k8v4", "int8"
 SHARE = 0.7
 """The floor raises keys of the layers that together hold this share of the keys' damage."""
 
-RUNGS = [(FLOOR, KEYS, share) for share in (0.0, 0.125, 0.25, 0.375, 0.5, 0.75)]
+AIM = 0.5
+"""Share of --max-kl that `auto` aims at on the gate's continuations: they are few, and others lose more."""
+
+RUNGS = [(FLOOR, KEYS, share) for share in (0.0, 0.125, 0.25, 0.3125, 0.375, 0.5, 0.75)]
 RUNGS += [(KEYS, TOP, share) for share in (0.0, 0.25, 0.5, 1.0)]
 """(codec of most blocks, codec of the promoted, share of the measured blocks promoted), tried in turn."""
 
@@ -155,7 +155,7 @@ def _protecting(plain: Allocation, traffic: Traffic, shape: BlockShape) -> Alloc
 def allocate(
     plan: Plan, traffic: Traffic, trials: Trials, profile: NDArray[np.float64], max_kl: float
 ) -> Allocation:
-    """Choose codecs for `plan`: the first rung whose gate holds, else the last one, with the gate's verdict.
+    """Choose codecs for `plan`: the first rung whose gate holds amply, else the last, with its verdict.
 
     profile: damage of each layer's keys and values in FLOOR, [layers, 2]. Blocks that no probe reached take
     the codec of the promoted as soon as one block is promoted.
@@ -174,7 +174,7 @@ def allocate(
         kinds[traffic.protected] = PROTECTED
         tried = _named(kinds.tolist(), codecs)
         verdict = judge(trials, traffic.gates, tried.codec_of, max_kl)
-        if verdict.holds:
+        if verdict.holds and verdict.kl <= AIM * max_kl:
             break
     assert tried is not None
     return _with_verdict(tried, plan, traffic, trials, verdict)

@@ -5,9 +5,9 @@ writes and commits. A run that was interrupted goes on behind the last committed
 the same pieces in the same shapes, so what it writes is what the first run would have written.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
 
@@ -68,6 +68,8 @@ class PrewarmResult:
     up_to_date: bool
     verdict: Verdict | None = None
     tokens_measured: int = 0
+    codecs: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
+    """Name in the index -> (blocks, bytes), over the whole directory."""
 
 
 def prewarm(
@@ -293,6 +295,7 @@ class _Run:
             up_to_date=up_to_date,
             verdict=self.chosen.verdict,
             tokens_measured=self.chosen.tokens,
+            codecs=_by_codec(rows),
         )
 
 
@@ -309,6 +312,14 @@ def _chain_kl(rows: list[BlockRow]) -> float | None:
             total += along[row.hash] * row.expected_hits
             weight += row.expected_hits
     return total / weight if weight else 0.0
+
+
+def _by_codec(rows: list[BlockRow]) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for row in sorted(rows, key=lambda row: row.codec):
+        blocks, size = found.get(row.codec, (0, 0))
+        found[row.codec] = (blocks + 1, size + row.bytes)
+    return found
 
 
 def _has_size(path: Path, size: int) -> bool:

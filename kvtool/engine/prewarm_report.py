@@ -1,11 +1,12 @@
 """What a prewarm plan and a run have to say, for programs and for people."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from kvtool.analysis.plan import Plan
+from kvtool.engine.allocation import GateFailed, Verdict
 from kvtool.engine.prewarm import PrewarmResult
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.worth import Priced, shares_json, shares_tables
@@ -109,7 +110,10 @@ def plan_report(data: dict[str, Any], priced: Priced) -> Report:
             for row in plan["prefixes"]
         ],
     )
-    tables = [table, *shares_tables(plan), *([priced.table()] if priced.ways else [])]
+    empty = priced.emptiness()
+    if empty is not None:
+        return Report(data, headline=[f"nothing to prewarm: {empty[0]}; {empty[1]}"], notes=_notes(data))
+    tables = [table, *shares_tables(plan), priced.table()]
     return Report(data, headline=_headline(data), tables=tables, notes=_notes(data))
 
 
@@ -129,7 +133,23 @@ def run_json(result: PrewarmResult, seconds: float) -> dict[str, Any]:
         "seconds": round(seconds, 3),
         "tokens_per_second": round(visited / seconds, 1) if visited else None,
         "up_to_date": result.up_to_date,
+        "codecs": [
+            {"name": name, "blocks": blocks, "bytes": size} for name, (blocks, size) in result.codecs.items()
+        ],
+        "tokens_measured": result.tokens_measured,
+        "gate": None if result.verdict is None else gate_json(result.verdict),
     }
+
+
+def gate_json(verdict: Verdict) -> dict[str, Any]:
+    """The `gate` object of kvtool.prewarm/1."""
+    return {**asdict(verdict), "holds": verdict.holds}
+
+
+def gate_report(data: dict[str, Any], error: GateFailed) -> Report:
+    """A run that stored nothing."""
+    data = {**data, "gate": gate_json(error.verdict)}
+    return Report(data, headline=[f"nothing stored: {error.message}"], notes=[error.hint])
 
 
 def run_report(data: dict[str, Any], priced: Priced) -> Report:
@@ -162,7 +182,19 @@ def run_report(data: dict[str, Any], priced: Priced) -> Report:
         ],
     )
     headline = [f"{first} ({data['seconds']:.1f} s{rate})", *_headline(data)[1:]]
-    return Report(data, headline=headline, tables=[table, priced.table()], notes=_notes(data))
+    gate = data["gate"]
+    if gate is not None:
+        headline.append(
+            f"gate: mean KL {gate['kl']:.2g} of {gate['max_kl']:.2g} over {gate['continuations']} held-back "
+            f"continuations, {gate['calls_unchanged']} of {gate['calls']} greedy tool calls unchanged"
+        )
+    codecs = Table(
+        "Stored as",
+        [Column("codec"), Column("blocks", "count"), Column("size", "bytes")],
+        [[row["name"], row["blocks"], row["bytes"]] for row in data["codecs"]],
+    )
+    tables = [table, *([codecs] if len(data["codecs"]) > 1 else []), priced.table()]
+    return Report(data, headline=headline, tables=tables, notes=_notes(data))
 
 
 def _headline(data: dict[str, Any]) -> list[str]:

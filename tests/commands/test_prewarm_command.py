@@ -1,6 +1,7 @@
 """kvtool prewarm as users call it: JSON, terminal, dry run, analysis as input, refusals with exit code 2."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import duckdb
@@ -193,3 +194,64 @@ def test_sizes(text, size) -> None:
 def test_what_is_no_size(text) -> None:
     result = kvtool("prewarm", "--budget", text)
     assert result.exit_code == 2 and "is not a size" in result.stderr
+
+
+@pytest.fixture
+def steady(common: list[object]) -> list[object]:
+    """A machine on which every codec is worth loading, however busy this one is."""
+    return [*common, "--prefill-rate", 100, "--tier-speed", "host=10GB,disk=10GB"]
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layer profile of a model that is gone after the test."""
+    monkeypatch.setenv("KVTOOL_CACHE", str(tmp_path / "cache"))
+
+
+def test_auto_protects_measures_and_is_held_to_its_gate(steady, tmp_path, own_cache) -> None:
+    data = document(*steady, "--codec", "auto", "--out", tmp_path / "a", "--max-kl", 5)
+    gate = data["gate"]
+    assert gate["holds"] and gate["max_kl"] == 5 and gate["continuations"] >= 1 and data["kl"] == gate["kl"]
+    assert data["tokens_measured"] > 0 and verify(tmp_path / "a") == []
+    stored = open_shards(tmp_path / "a")
+    counted = Counter(row.codec for row in stored.rows)
+    assert {row["name"]: row["blocks"] for row in data["codecs"]} == counted
+    assert sum(row["bytes"] for row in data["codecs"]) == data["bytes"]
+    system = "You answer questions about trains, planes and ships. " * 8
+    assert counted["half"] == -(-(len(system) + len("|system\n")) // 16)  # a token a byte
+    free = document(*steady, "--codec", "auto", "--protect", "none", "--out", tmp_path / "b", "--max-kl", 5)
+    assert "half" not in {row["name"] for row in free["codecs"]} and free["bytes"] < data["bytes"] / 1.4
+    told = kvtool(*steady, "--codec", "auto", "--out", tmp_path / "c", "--max-kl", 5).stdout
+    assert "greedy tool calls unchanged" in " ".join(told.split()) and "Stored as" in told
+    assert document(*steady, "--codec", "auto", "--out", tmp_path / "a")["up_to_date"]
+
+
+def test_a_gate_that_does_not_hold_stores_nothing_and_exits_1(steady, tmp_path) -> None:
+    out = tmp_path / "s"
+    result = kvtool(*steady, "--codec", "int4", "--out", out, "--max-kl", 1e-9, "--output-format", "json")
+    assert result.exit_code == 1 and list(out.iterdir()) == []
+    gate = json.loads(result.stdout)["gate"]
+    assert not gate["holds"] and gate["kl"] > gate["max_kl"] == 1e-9
+    assert kvtool(*steady, "--codec", "k3v2", "--out", out).exit_code == 1, "k3v2 has a gate of its own"
+    told = kvtool(*steady, "--codec", "int4", "--out", out, "--max-kl", 1e-9)
+    assert "nothing stored: the gate does not hold" in " ".join(told.stdout.split())
+
+
+def test_an_analysis_leads_to_its_log(steady, tiny_model, branching_log, tmp_path, own_cache) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(branching_log.read_bytes())
+    analysis = tmp_path / "a.duckdb"
+    kvtool("analyze", log, "--tokenizer", tiny_model, "--block-size", 16, "-o", analysis)
+    rest = ["--model", tiny_model, "--codec", "auto", "--max-kl", 5, "--prefill-rate", 100]
+    document("prewarm", "--from", analysis, *rest, "--out", tmp_path / "one")
+    document(*steady, *rest, "--out", tmp_path / "two")
+    for path in (tmp_path / "one").glob("shard-*"):
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+    log.unlink()
+    lost = kvtool("prewarm", "--from", analysis, *rest, "--out", tmp_path / "three")
+    assert lost.exit_code == 2 and f"source: {log} is not there" in lost.stderr
+
+
+def test_roles_that_nobody_has_are_named(steady, tmp_path) -> None:
+    result = kvtool(*steady, "--codec", "auto", "--protect", "system,tool-schema", "--out", tmp_path / "s")
+    assert result.exit_code == 2 and "unknown role 'tool-schema'" in result.stderr

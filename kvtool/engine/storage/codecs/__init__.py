@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 CODECS: "Registry[type[Codec]]" = Registry("kvtool.engine.storage.codecs", "CODEC", "codec")
 
 
+AUTO = "auto"
+"""The value of `--codec` that is no codec: it measures which one each block needs."""
+
+
 def load_codec(config: Mapping[str, Any]) -> "BlockCodec":
     """The codec that a JSON config describes. Unknown names and fields are errors that say so."""
     from kvtool.engine.storage.codec import Mixed
