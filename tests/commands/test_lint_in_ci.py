@@ -1,6 +1,9 @@
 """CI manners: kvtool's own sample prompts, the action, the hook and the how-to that shows them."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -49,6 +52,36 @@ def test_the_action_uses_options_that_exist_and_passes_inputs_as_variables() -> 
     assert len(linting) == 2
     assert options_in(" ".join(linting)) <= known_options()
     assert not any("${{" in line for line in runs)  # no shell injection through an input
+
+
+def test_the_steps_of_the_action_run_as_they_are_written(tmp_path: Path) -> None:
+    action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+    steps = [step for step in action["runs"]["steps"] if "kvtool lint" in step.get("run", "")]
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts/agent.j2").write_text("At {{ now() }}.\n" + "Never invent a price. " * 40)
+    (tmp_path / "kvtool").write_text(f'#!/bin/sh\nexec {sys.executable} -m kvtool "$@"\n')
+    (tmp_path / "kvtool").chmod(0o755)
+    given = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
+        "PATHS": "prompts",
+        "ARGS": "--fail-on warning --ignore KV107,KV302",
+    }
+    ran = [
+        subprocess.run(
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
+            cwd=tmp_path,
+            env=given,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for step in steps
+    ]
+    assert [one.returncode for one in ran] == [0, 1], ran
+    assert "- **KV101 clock-time**" in (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert ran[1].stdout.startswith("::warning file=prompts/agent.j2,line=1")
 
 
 def test_the_summary_is_markdown(tmp_path: Path) -> None:
