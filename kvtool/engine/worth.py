@@ -18,17 +18,39 @@ from kvtool.report import Column, Table
 
 @dataclass(frozen=True)
 class Priced:
-    """ways: None for an empty plan. seconds_saved: of prefill, over as much traffic as the log.
-    unused: memory tiers whose budget was not used, since loading from them would be slower."""
+    """ways: none for an empty plan. seconds_saved: of prefill, over as much traffic as the log.
+    unused: memory tiers whose budget was not used, since loading from them would be slower.
+    first_bytes: what a prompt's first block takes in the shards."""
 
     plan: Plan
     speeds: Speeds
     ways: list[Way]
     seconds_saved: float
     unused: tuple[str, ...]
+    first_bytes: int
+
+    def emptiness(self) -> tuple[str, str] | None:
+        """Why nothing is worth storing and what to do about it; None if something is."""
+        left = self.plan.forecast
+        if len(self.plan):
+            return None
+        if left.over_budget:
+            return "no block fits --budget", f"a first block takes {self.first_bytes:,} bytes"
+        if left.under_used:
+            return (
+                "no block is used by --min-requests requests of the log",
+                "kvtool analyze LOG says what keeps prompts apart; --min-requests 1 stores every block",
+            )
+        if left.too_deep:
+            return "every block lies beyond the model's positions", "name another --model"
+        size = self.plan.block_size
+        return f"no prompt is longer than a block of {size} tokens", "give a smaller --block-size"
 
     def require_gain(self, codec: str) -> None:
-        """KvtoolError where shards would make serving slower."""
+        """KvtoolError where there is nothing to store, or shards would make serving slower."""
+        empty = self.emptiness()
+        if empty is not None:
+            raise KvtoolError(f"nothing to prewarm, the plan is empty: {empty[0]}", empty[1])
         for way in self.ways:
             if way.tier == "disk" and not way.pays:
                 raise KvtoolError(
@@ -105,16 +127,17 @@ def price(
             memory_bytes=memory,
         )
 
+    first_bytes = block_bytes(codec, shape, first=True)
     plan = plan_with(config)
     if not len(plan):
-        return Priced(plan, speeds, [], 0.0, ())
+        return Priced(plan, speeds, [], 0.0, (), first_bytes)
     found = ways(plan, speeds, memory)
     slow = {way.tier for way in found if not way.pays}
     unused = tuple(name for name in TIERS[:-1] if name in slow and name in config.budgets)
     if unused:
         kept = {name: size for name, size in config.budgets.items() if name not in unused}
         plan = plan_with(replace(config, budgets=kept))
-    return Priced(plan, speeds, found, seconds_saved(plan, speeds, found), unused)
+    return Priced(plan, speeds, found, seconds_saved(plan, speeds, found), unused, first_bytes)
 
 
 def shares_json(plan: Plan) -> dict[str, Any]:

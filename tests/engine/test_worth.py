@@ -66,7 +66,25 @@ def test_a_codec_or_tier_that_is_slower_than_computing_is_not_used(model: Model,
     assert [way.pays for way in slow_decode.ways] == [True, False]
 
 
-def test_an_empty_plan_has_no_prices(model: Model, workload) -> None:
-    priced = price(workload, PlanConfig(min_requests=99), model, RAW, Speeds(1.0, {}, 0.0))
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        (PlanConfig(min_requests=99), "no block is used by --min-requests requests of the log"),
+        (PlanConfig({"disk": 100}), "no block fits --budget"),
+    ],
+)
+def test_an_empty_plan_has_no_prices_and_says_why(model: Model, workload, limits, why) -> None:
+    priced = price(workload, limits, model, RAW, Speeds(1.0, {}, 0.0))
     assert priced.ways == [] and priced.seconds_saved == 0
-    priced.require_gain("raw")
+    with pytest.raises(KvtoolError, match=f"nothing to prewarm, the plan is empty: {why}") as caught:
+        priced.require_gain("raw")
+    assert (caught.value.hint == "a first block takes 4,096 bytes") == ("budget" in why)
+
+
+def test_prompts_below_a_block_are_named(model: Model, branching_log: Path) -> None:
+    short = build_workload(list(open_log([str(branching_log)]))[:1], model.encoder, 1024)
+    priced = price(short, PlanConfig(), model, RAW, Speeds(1.0, {}, 0.0))
+    assert priced.emptiness() == (
+        "no prompt is longer than a block of 1024 tokens",
+        "give a smaller --block-size",
+    )
