@@ -125,7 +125,7 @@ def _encoded(value: Any, indent: int | None) -> bytes:
 def _write_csv(out: IO[bytes], values: Iterator[Any], like: Container) -> None:
     with like.input.open() as stream:
         reader, delimiter = csv_table(stream, tabs=like.kind == "tsv")
-        header = next(reader, [])
+        header: list[str] = next(reader, [])
     text = io.TextIOWrapper(out, "utf-8", newline="", write_through=True)
     writer = csv.DictWriter(text, header, delimiter=delimiter, lineterminator="\n")
     writer.writeheader()
