@@ -16,6 +16,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+from breakage_languages import FORMS
+from breakage_languages import SHAPES as LANGUAGES
 from breakage_planting import Base, Planted, Row
 from breakage_silent import DISTRACTORS
 from breakage_structure import SHAPES as STRUCTURE
@@ -64,7 +66,8 @@ def true_rate(rows: list[Row], encoder: PromptEncoder, bare: bool) -> float:
 
 def is_exact(finding: Finding, planted: Planted) -> bool:
     place = finding.location
-    return (place.path, place.start, place.end) in planted.places.get(place.row - 1, set())
+    there = planted.places.get(place.row - 1, set())
+    return (place.path, place.start, place.end) in there or (place.path, -1, -1) in there
 
 
 def main() -> None:
@@ -87,7 +90,7 @@ def main() -> None:
     encoder = load_encoder(options.tokenizer)
     scores: dict[str, Score] = defaultdict(Score)
     size = seconds = 0.0
-    for name, plant in [*VALUES, *STRUCTURE]:
+    for name, plant in [*VALUES, *LANGUAGES, *STRUCTURE, *FORMS]:
         if options.only not in name:
             continue
         planted = plant(base)
