@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit, types
 from numpy.typing import NDArray
 
-from kvtool.analysis.spool import spooled
+from kvtool.analysis.spool import let_go, spooled
 from kvtool.analysis.workload import PromptTree, Workload
 from kvtool.blocks import BlockHash, TokenIds, child_hash
 
@@ -116,6 +116,7 @@ class Runs(PromptTree):
             stop = max(int(np.searchsorted(last[:-1], number + most)), start + 1)
             runs = np.arange(start, min(stop, len(self.first)), dtype=np.int32)
             yield self._blocks(runs, number, last[self.parent[runs]])
+            let_go(self.stored)
             number, start = int(last[runs[-1:]].sum()) + 1, stop
 
     def _blocks(self, runs: NDArray[np.int32], number: int, parents: Numbers) -> Blocks:
@@ -140,14 +141,15 @@ class Runs(PromptTree):
             return self.stored[numbers]
         factor = self.block_size // self.base.block_size
         width = self.stored.shape[1]
-        words, spool = spooled(len(run), factor * width)
+        words = spooled(len(run), factor * width)
         for start in range(0, len(run), AT_ONCE):
             part = slice(start, start + AT_ONCE)
             for piece in range(factor):
                 at = depth[part] * np.int32(factor) + np.int32(piece)
                 own = slice(piece * width, (piece + 1) * width)
                 words[part, own] = self.base.words_of(self.origin[run[part]], at)
-            spool.let_go()
+            let_go(words)
+            let_go(self.stored)
         return words
 
     def numbers_of(self, run: NDArray[np.int32], depth: NDArray[np.int32]) -> Numbers:

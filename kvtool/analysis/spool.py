@@ -26,7 +26,6 @@ class Spool:
         self.words: NDArray[np.uint32] = np.zeros(words, np.uint32)
         self._kept = KEPT if kept is None else kept
         self._file: IO[bytes] | None = None
-        self._map: mmap.mmap | None = None
 
     def reserve(self, words: int, used: int) -> None:
         """Room for `words` words in all, of which `used` are in use."""
@@ -43,25 +42,30 @@ class Spool:
                 self._file.write(self.words[:used].data)
                 self._file.flush()
             _extend(self._file.fileno(), 4 * (-(-words // self._kept) * self._kept))
-            self._map = mmap.mmap(self._file.fileno(), 0)
+            mapped = mmap.mmap(self._file.fileno(), 0)
         except OSError as error:
             raise KvtoolError(
                 f"{tempfile.gettempdir()}: {error.strerror}: no room for the token ids of distinct blocks",
                 "they take about as much as the log's own text: name a larger folder with TMPDIR",
             ) from error
-        self.words = np.frombuffer(self._map, np.uint32)
-
-    def let_go(self) -> None:
-        """Take the file's pages out of this process's memory; they come back when they are asked for."""
-        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)
+        self.words = np.frombuffer(mapped, np.uint32)
 
 
-def spooled(rows: int, width: int) -> tuple[NDArray[np.uint32], Spool]:
-    """An array [rows, width] that lies in a file if it is large, and the spool to let go of it."""
+def let_go(words: NDArray[np.uint32]) -> None:
+    """Take an array's pages out of this process's memory if they lie in a file; they come back when they are
+    asked for."""
+    owner: object = words
+    while isinstance(owner, np.ndarray | memoryview):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    if isinstance(owner, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        owner.madvise(mmap.MADV_DONTNEED)
+
+
+def spooled(rows: int, width: int) -> NDArray[np.uint32]:
+    """An array [rows, width] that lies in a file if it is large."""
     spool = Spool(0)
     spool.reserve(rows * width, 0)
-    return spool.words[: rows * width].reshape(rows, width), spool
+    return spool.words[: rows * width].reshape(rows, width)
 
 
 def _extend(descriptor: int, size: int) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit, types
 from numpy.typing import NDArray
 
-from kvtool.analysis.spool import Spool
+from kvtool.analysis.spool import Spool, let_go
 
 NO_RUN = -1
 
@@ -61,7 +61,7 @@ class BlockTrie:
                 words, offsets, spaces, own, done, self.size, self.blocks, *self._arrays(), ends
             )
             if done == len(spaces):
-                self._spool.let_go()
+                let_go(self._spool.words)
                 return ends
             self._reserve(self.size + MOST_NEW, int(offsets[done + 1] - offsets[done]) // self.width)
 
@@ -80,7 +80,7 @@ class BlockTrie:
                 words, link, counts, done, start, self.size, self.blocks, *self._arrays(), ends
             )
             if done == len(link):
-                self._spool.let_go()
+                let_go(self._spool.words)
                 return ends
             self._reserve(self.size + MOST_NEW, int(counts[done]))
 

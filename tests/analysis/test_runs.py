@@ -1,5 +1,7 @@
 """Runs of blocks against the same log block by block, and against plain dictionaries of prefixes."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -182,3 +184,22 @@ def test_large_blocks_are_put_together_part_by_part(rows):
         patch.setattr(spool, "KEPT", 8)
         patch.setattr("kvtool.analysis.runs.AT_ONCE", 2)
         assert (runs.unfolded().words == plain.words).all()
+
+
+def test_pages_are_let_go_of_and_come_back():
+    store = spool.Spool(0, kept=1 << 20)
+    store.reserve(1 << 24, 0)
+    store.words[:] = 7
+    view = store.words[5:].reshape(-1, 1)
+
+    def mapped():
+        with open("/proc/self/smaps_rollup") as lines:  # noqa: PTH123
+            return next(int(line.split()[1]) for line in lines if line.startswith("Rss:"))
+
+    if not Path("/proc/self/smaps_rollup").exists():
+        pytest.skip("only Linux tells how much of a mapping is in memory")
+    before = mapped()
+    spool.let_go(view)
+    assert mapped() < before - 50_000, "64 MiB lay in memory"
+    assert (view == 7).all()
+    spool.let_go(np.zeros(3, np.uint32))
