@@ -28,6 +28,7 @@ from kvtool.engine.storage.host import EncodedHost, HostBlocks, PlainHost, slot_
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.layout import BlockShape
 from kvtool.engine.storage.outlook import read_outlook
+from kvtool.engine.storage.pinned import PinnedHost
 from kvtool.engine.storage.reuse import REUSE, read_reuse
 from kvtool.engine.storage.shards import ShardSet, open_shards
 from kvtool.engine.storage.signature import load_key
@@ -129,7 +130,7 @@ def build_engine(config: ServeConfig, observer: Observer) -> Engine:
     if config.disk is not None:
         folder = config.disk / identity.root().hex()
         area = WriteBack(folder, tiers.disk, block_size, tiers.slot_bytes, config.tier_codec)
-    host = host_blocks(model, tiers, identity.shape, codec)
+    host = host_blocks(model, device, tiers, identity.shape, codec)
     store = BlockStore(device, identity.shape, codec, host, area, shards)
     pool = TieredPool(policy, tiers.device, tiers.host, tiers.disk, encodes=codec.config() != EXACT)
     if shards is not None and codec.config() != EXACT:
@@ -217,12 +218,16 @@ def plan_tiers(config: ServeConfig, model: Model, block_size: int, slot: int) ->
     return Tiers(device, host, disk, block, slot)
 
 
-def host_blocks(model: Model, tiers: Tiers, shape: BlockShape, codec: "BlockCodec") -> HostBlocks | None:
+def host_blocks(
+    model: Model, device: Arena, tiers: Tiers, shape: BlockShape, codec: "BlockCodec"
+) -> HostBlocks | None:
     """The host tier's memory, None where it has none. What loses nothing is kept as the device has it."""
     if not tiers.host:
         return None
     if codec.config() != EXACT:
         return EncodedHost(shape, codec)
+    if model.device.type == "cuda":
+        return PinnedHost(device, tiers.host, shape, codec)
     return PlainHost(Arena(model, tiers.host, shape.block_size, device="cpu"), shape, codec)
 
 
