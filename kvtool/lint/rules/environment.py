@@ -20,6 +20,10 @@ _VARIABLE = re.compile(r"^(?:export )?[A-Z][A-Z0-9_]*=", re.M)
 _TREE = re.compile(r"^[\s│├└─|`+-]*[\w.@-]+(?:\.\w{1,5}|/)\s*$", re.M)
 
 
+WORDY = 5
+"""Spaces in a line from which it is prose, not a path, a branch or an entry of a list."""
+
+
 class Environment:
     """Names paths, git states, file trees, and what is labelled as host, platform or version."""
 
@@ -71,7 +75,7 @@ class Environment:
             return True
         if nearest(slot, ENVIRONMENT, USER, COUNTER, CONTEXT) is not ENVIRONMENT:
             return False
-        return mostly(values, lambda value: value.count(" ") < 5 or "\n" in value)
+        return mostly(values, lambda value: value.count(" ") < WORDY * (1 + value.strip().count("\n")))
 
     def message(self, slot: Slot, corpus: Corpus) -> str:
         """Says how many environments there are."""
