@@ -72,7 +72,9 @@ def parse_bytes(text: str) -> int | None:
     return int(float(found[1]) * UNITS[found[2].upper()]) if found else None
 
 
-def parse_capacity(text: str, workload: Workload, shape: ModelShape | None) -> int:
+def parse_capacity(
+    text: str, workload: Workload, shape: ModelShape | None, option: str = "--capacity "
+) -> int:
     """Blocks of a capacity: `1828` blocks, `5%` of the distinct blocks, `8GiB` of the model's KV."""
     if re.fullmatch(r"\d+", text):
         return int(text)
@@ -81,9 +83,9 @@ def parse_capacity(text: str, workload: Workload, shape: ModelShape | None) -> i
         return max(round(share * workload.distinct_blocks), 1 if share else 0)
     size = parse_bytes(text)
     if size is None:
-        raise KvtoolError(f"--capacity {text}: not blocks (1828), a share (5%) or bytes (8GiB)")
+        raise KvtoolError(f"{option}{text}: not blocks (1828), a share (5%) or bytes (8GiB)")
     if shape is None:
-        raise KvtoolError(f"--capacity {text}: bytes need --model", "name a model folder, or embedded")
+        raise KvtoolError(f"{option}{text}: bytes need --model", "name a model folder, or embedded")
     return int(size / (shape.bytes_per_token() * workload.block_size))
 
 

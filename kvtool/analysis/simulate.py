@@ -1,5 +1,7 @@
 """simulate: what a log's hit rate would be under other capacities, policies, replicas and tiers."""
 
+from collections.abc import Callable
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -97,6 +99,12 @@ class Simulation:
         for name, _ in config.weights:
             if name not in WEIGHTS:
                 raise KvtoolError(f"--cost-weight {name}: not one of {', '.join(WEIGHTS)}")
+        if dict(config.weights).get("tau", 1.0) <= 0:
+            raise KvtoolError("--cost-weight tau: a time in which to decay is more than 0")
+        if workload.requests and int(config.train_fraction * workload.requests) == workload.requests:
+            raise KvtoolError(
+                "--train-fraction: no request is left to measure", "name a smaller share, as 50%"
+            )
         if config.prefetch and (len(config.tiers) < 2 or config.train_fraction <= 0):
             raise KvtoolError(
                 "prefetch needs a tier to fetch from and a part of the log to learn from",
@@ -117,13 +125,18 @@ class Simulation:
         """Replays under models of the reuse, the first one fitted to what is not measured."""
         return FittedReplay(self.workload, int(self.measured.start))
 
-    def run(self) -> dict[str, Any]:
-        """The JSON document of the contract."""
-        rows = [
-            self.row(policy, capacity)
-            for capacity in sorted({self._blocks(text) for text in self.config.capacities})
-            for policy in self._policies()
-        ]
+    @property
+    def settings(self) -> list[tuple[str, int]]:
+        """(policy, capacity in blocks) of each row."""
+        capacities = sorted({self._blocks(text) for text in self.config.capacities})
+        return [(policy, capacity) for capacity in capacities for policy in self._policies()]
+
+    def run(self, advance: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
+        """The JSON document of the contract. advance: is told how many settings are done."""
+        rows = []
+        for policy, capacity in self.settings:
+            rows.append(self.row(policy, capacity))
+            advance(len(rows))
         document = {
             "schema": "kvtool.simulation/1",
             "requests": {
@@ -175,8 +188,11 @@ class Simulation:
         return self.varied(replicas=1).row(policy, capacity)
 
     def varied(self, **changes: Any) -> "Simulation":
-        """The same log under other settings."""
-        return Simulation(self.workload, replace(self.config, **changes), self.shape)
+        """The same log and models under other settings, cold."""
+        assert not {"train_fraction", "priorities"} & changes.keys()
+        other = copy(self)
+        other.config, other.resident = replace(self.config, **changes), None
+        return other
 
     def _policy(self, name: str) -> Policy | Schedule:
         if name == FITTED:
@@ -253,7 +269,7 @@ class Simulation:
                 raise KvtoolError("--tier-speed: bytes need --model", "name a model folder, or embedded")
             block = self.shape.bytes_per_token() * self.workload.block_size
             speeds = {name: speed / block for name, speed in config.tier_speeds}
-        tiers = [(name, self._blocks(text)) for name, text in config.tiers]
+        tiers = [(name, self._blocks(text, f"--tiers {name}=")) for name, text in config.tiers]
         sizes = [blocks for _, blocks in tiers]
         rows = []
         for policy in self._policies():
@@ -285,8 +301,8 @@ class Simulation:
             return [*POLICIES.names(), BELADY]
         return list(dict.fromkeys(self.config.policies))
 
-    def _blocks(self, capacity: str) -> int:
-        return parse_capacity(capacity, self.workload, self.shape)
+    def _blocks(self, capacity: str, option: str = "--capacity ") -> int:
+        return parse_capacity(capacity, self.workload, self.shape, option)
 
 
 def rounded(rates: Rates) -> dict[str, Any]:

@@ -165,6 +165,8 @@ def _prompts(simulation: "Simulation", known: Known) -> Piece | None:
         code, gain = next(iter(worth.items()))
         text += f"fixing {code} alone gains {gain:.1%} of the prompt tokens, see kvtool lint"
         text += f"; all safe fixes gain {safe:.1%}, see kvtool normalize." if safe else "."
+    elif simulation.workload.ready_made:
+        text += "look for what breaks the prefixes in the log that this trace was made from."
     else:
         text += "see what breaks the prefixes with kvtool lint."
     evidence: Piece = {"unbounded": round(unbounded, 6), "findings": worth}

@@ -40,7 +40,7 @@ def present(document: dict[str, Any], notes: list[str]) -> Report:
         Column("hit rate", "rate"),
     ]
     columns += [Column("FLOPs saved", "rate")]
-    columns += [Column("routing"), Column("max load / mean", "ratio")] if split else []
+    columns += [Column("routing"), Column("max load / mean", "rate")] if split else []
     prewarmed = "resident" in document
     columns += [Column("prewarmed hit rate", "rate")] if prewarmed else []
     rows = [

@@ -252,6 +252,7 @@ def run(config: Config) -> "Report":
     from kvtool.analysis.simulation_report import present
     from kvtool.files import refuse_inputs
     from kvtool.logs.sources import expand
+    from kvtool.progress import counted
     from kvtool.renderers.html import write_page
 
     refuse_inputs(expand(config.logs), config.report)
@@ -282,7 +283,8 @@ def run(config: Config) -> "Report":
         prewarmed(config.resident, workload) if config.resident else None,
         known,
     )
-    report = present(simulation.run(), notes)
+    with counted("settings simulated", len(simulation.settings)) as advance:
+        report = present(simulation.run(advance), notes)
     if config.report is not None:
         report.page = simulation_page(
             simulation, report.data, config.logs, given_options(config), config.show_values

@@ -86,10 +86,20 @@ def test_bytes_of_a_model_and_tiers(tmp_path):
         ("--policy", "best"),
         ("--tiers", "5%"),
         ("--model", "/none"),
+        ("--tiers", "device=1GiB"),
+        ("--tier-latency", "device=soon", "--tiers", "device=9"),
+        ("--tier-latency", "host=5ms", "--tiers", "device=9"),
+        ("--cost-weight", "tau=0"),
+        ("--cost-weight", "size=1"),
+        ("--cost-weight", "tau=long"),
+        ("--priority", "vip=0"),
+        ("--admit", "0"),
+        ("--train-fraction", "100%"),
     ],
 )
 def test_wrong_options_exit_2(arguments):
-    assert kvtool("simulate", SAMPLE, *arguments).exit_code == 2
+    shown = kvtool("simulate", SAMPLE, "--policy", "lru", "--capacity", "5%", *arguments)
+    assert shown.exit_code == 2 and arguments[0] in shown.stderr
 
 
 def test_an_analysis_stands_alone(tmp_path):
