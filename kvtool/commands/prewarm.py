@@ -113,7 +113,12 @@ class Config:
     help="Blocks that stay in 16 bits: system, tools, user, assistant, tool, with commas between, or none "
     "[system,tools with --codec auto, else none].",
 )
-@click.option("--device", default=Config.device, show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option(
+    "--device",
+    default=Config.device,
+    show_default=True,
+    help="auto, cpu, cuda or cuda:N; several, such as cuda:0,cuda:1, compute files of their own.",
+)
 @click.option("--dtype", default=Config.dtype, show_default=True, help="auto, float32, bfloat16 or float16.")
 @click.option(
     "--prefill-rate",
@@ -191,9 +196,13 @@ def run(config: Config) -> "Report":
     refuse_inputs(inputs, config.report)
     key = None if config.signing_key is None else load_key(config.signing_key)
     notes: list[str] = []
+    device, *more = config.device.split(",")
     model = load_model(
-        config.model, config.device, config.dtype, chat_template=config.chat_template, warn=notes.append
+        config.model, device, config.dtype, chat_template=config.chat_template, warn=notes.append
     )
+    others = [
+        load_model(config.model, name, model.dtype_name, chat_template=config.chat_template) for name in more
+    ]
     workload = load_workload(config, model, notes)
     identity = Identity.of_model(model, workload.block_size)
     protect = protected_roles(config)
@@ -243,6 +252,7 @@ def run(config: Config) -> "Report":
                     lambda: choose(
                         plan, model, config.codec, lambda: log_again(config), protect, max_kl(config)
                     ),
+                    others,
                 )
             except GateFailed as error:
                 return gate_report(data, error)

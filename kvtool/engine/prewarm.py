@@ -5,8 +5,8 @@ writes and commits. A run that was interrupted goes on behind the last committed
 the same pieces in the same shapes, so what it writes is what the first run would have written.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
@@ -17,7 +17,7 @@ from kvtool.engine.ahead import ahead
 from kvtool.engine.allocation import Allocation, GateFailed, Verdict, uniform
 from kvtool.engine.compute.arena import Block
 from kvtool.engine.compute.model import Model
-from kvtool.engine.schedule import Batch, batches, chunking, cut_pieces
+from kvtool.engine.schedule import Batch, Piece, batches, chunking, cut_pieces, split
 from kvtool.engine.storage.codec import encode_block, is_exact, stored_parts
 from kvtool.engine.storage.codecs import load_codec
 from kvtool.engine.storage.files import exclusive
@@ -50,7 +50,8 @@ class PrewarmResult:
     """What a run did, and what the directory now holds.
 
     tokens_computed: tokens of new blocks, each once. tokens_again: tokens of stored blocks that had to be
-    computed once more because new blocks build on them. tokens_loaded: the same, but read from shards.
+    computed once more because new blocks build on them, and of new ones that several devices build on.
+    tokens_loaded: the same, but read from shards.
     bits_per_element: over the whole directory. kl: nats per token, as the gate found, or else what the
     directory's chains lose on average, None if one was not measured. verdict: the gate's, if there was
     one; tokens_measured: computed to choose codecs and for the gate.
@@ -79,9 +80,12 @@ def prewarm(
     config: PrewarmConfig,
     progress: Callable[[int], None] = lambda _: None,
     choose: Callable[[], Allocation] | None = None,
+    others: Sequence[Model] = (),
 ) -> PrewarmResult:
     """Make `folder` hold every block of `plan`; blocks that are there already stay as they are.
 
+    `others` are the same model on more devices, which compute files of their own; each device keeps up to a
+    file's blocks in memory until its turn to be written comes.
     `choose` gives each row of the plan its codec; it is called only if a block is missing. GateFailed if its
     gate does not hold: then nothing is stored. `progress` gets the number of the plan's tokens that are
     stored or computed so far. KvtoolError when the folder is of another model or holds something else, and
@@ -90,7 +94,7 @@ def prewarm(
     if not len(plan):
         raise KvtoolError("nothing to prewarm: the plan is empty", "lower --min-requests or raise --budget")
     with exclusive(folder):
-        run = _Run(plan, model, folder, config, progress, choose)
+        run = _Run(plan, [model, *others], folder, config, progress, choose)
         return run.go()
 
 
@@ -109,7 +113,7 @@ class _Run:
     def __init__(
         self,
         plan: Plan,
-        model: Model,
+        models: Sequence[Model],
         folder: Path,
         config: PrewarmConfig,
         progress: Callable[[int], None],
@@ -119,11 +123,11 @@ class _Run:
         self.folder = folder
         self.config = config
         self.progress = progress
-        self.identity = Identity.of_model(model, plan.block_size)
+        self.identity = Identity.of_model(models[0], plan.block_size)
         self.hashes = plan_hashes(plan, self.identity)
         self.shards = self._existing()
         self.known: dict[BlockHash, BlockRow] = dict(self.shards.index) if self.shards else {}
-        self.model = model
+        self.models = models
         self.blocks_done = sum(name in self.known for name in self.hashes)
         missing = self.blocks_done < len(self.hashes)
         plain = uniform(config.codec, plan, self.identity.shape)
@@ -131,15 +135,15 @@ class _Run:
         if self.chosen.verdict is not None and not self.chosen.verdict.holds:
             raise GateFailed(self.chosen.verdict)
         self.plan = replace(plan, bytes=self.chosen.sizes(plan, self.identity.shape))
-        self.walk: Walk | None = None
+        self.walks: list[Walk] = []
 
     def go(self) -> PrewarmResult:
         """Bring the folder up to date, one committed shard file after the other."""
         sweep(self.folder)
         pieces = cut_pieces(self.plan)
-        work = batches(
-            self.plan, pieces, lambda row: self.hashes[row] not in self.known, self.config.shard_bytes
-        )
+        even = -(-int(self.plan.bytes.sum()) // len(self.models))  # so that every device has a file
+        limit = min(self.config.shard_bytes, even) if len(self.models) > 1 else self.config.shard_bytes
+        work = batches(self.plan, pieces, lambda row: self.hashes[row] not in self.known, limit)
         manifest = self.shards.manifest if self.shards else self._new_manifest()
         hits = dict(zip(self.hashes, self.plan.expected.tolist(), strict=True))
         self.known = {
@@ -149,12 +153,14 @@ class _Run:
         before = manifest if self.shards else None
         up_to_date = not work and self._is_current(manifest)
         if not up_to_date:
-            self._store(work, before, manifest)
+            self._store(pieces, work, before, manifest)
         if self.shards:
             self.shards.close()
         return self._result(sum(len(batch.stored) for batch in work), up_to_date)
 
-    def _store(self, work: list[Batch], before: Manifest | None, manifest: Manifest) -> None:
+    def _store(
+        self, pieces: list[Piece], work: list[Batch], before: Manifest | None, manifest: Manifest
+    ) -> None:
         new = {self.chosen.names[row] for batch in work for row in batch.stored}
         names = {**manifest.codecs, **{name: self.chosen.codecs[name].config() for name in new}}
         roots = {**manifest.roots, **{tenant: self.identity.root(tenant) for tenant in self.plan.tenants}}
@@ -163,11 +169,19 @@ class _Run:
         if not work:  # only expected hits have changed, or the last commit was cut short
             before = self._commit(before, manifest, complete=True)
             return
-        self.walk = Walk(self.plan, self.model, self._exact)
-        weight = self.identity.shape.elements * self.model.dtype.itemsize
-        with closing(ahead(self.walk.blocks(work), AHEAD_BYTES, lambda _: weight)) as blocks:
+        self.walks = [Walk(self.plan, model, self._exact) for model in self.models]
+        weight = self.identity.shape.elements * self.models[0].dtype.itemsize
+        lead = AHEAD_BYTES
+        if len(self.walks) > 1:
+            lead = max(lead, weight * max(len(batch.stored) for batch in work))
+        shares = split(pieces, work, len(self.walks), self.plan.block_size)
+        with ExitStack() as stack:
+            streams = [
+                stack.enter_context(closing(ahead(walk.blocks(share), lead, lambda _: weight)))
+                for walk, share in zip(self.walks, shares, strict=True)
+            ]
             for at, batch in enumerate(work):
-                file = self._write(batch, next(numbers), blocks)
+                file = self._write(batch, next(numbers), streams[at % len(streams)])
                 files = tuple(sorted((*manifest.files, file), key=lambda file: file.number))
                 last = at + 1 == len(work)
                 manifest = before = self._commit(before, replace(manifest, files=files), complete=last)
@@ -205,8 +219,9 @@ class _Run:
 
     def _exact(self, row: int) -> Block | None:
         """A stored block that can stand in for a computed one."""
-        assert self.shards is not None
         name = self.hashes[row]
+        if self.shards is None or name not in self.shards.index:  # another device's file will hold it
+            return None
         codec = load_codec(self.shards.manifest.codecs[self.shards.index[name].codec])
         if not is_exact(codec, self.identity.shape):
             return None
@@ -287,9 +302,9 @@ class _Run:
             new_blocks=new_blocks,
             files=len({row.shard for row in rows}),
             bytes=stored,
-            tokens_computed=self.walk.computed if self.walk else 0,
-            tokens_again=self.walk.again if self.walk else 0,
-            tokens_loaded=self.walk.loaded if self.walk else 0,
+            tokens_computed=sum(walk.computed for walk in self.walks),
+            tokens_again=sum(walk.again for walk in self.walks),
+            tokens_loaded=sum(walk.loaded for walk in self.walks),
             bits_per_element=8 * stored / (len(rows) * self.identity.shape.elements),
             kl=self.chosen.verdict.kl if self.chosen.verdict else _chain_kl(rows),
             up_to_date=up_to_date,

@@ -137,6 +137,38 @@ def batches(plan: Plan, pieces: Sequence[Piece], missing: Callable[[int], bool],
     return packed
 
 
+def split(pieces: Sequence[Piece], work: Sequence[Batch], devices: int, block_size: int) -> list[list[Batch]]:
+    """The files dealt out to devices in turn, each with all that its own files build on.
+
+    What two devices build on is computed by both. Blocks come out as with one device: a piece that others
+    need is alone in its forward, and ends of prompts share theirs only within a file.
+    """
+    shares = []
+    for device in range(devices):
+        own = work[device::devices]
+        place = {row: at for at, batch in enumerate(own) for row in batch.stored}
+        files = [
+            next((place[row] for row in range(piece.first, piece.last) if row in place), None)
+            for piece in pieces
+        ]
+        needed = _needed(pieces, [file is not None for file in files])
+        visits: list[list[Piece]] = [[] for _ in own]
+        waiting: list[Piece] = []
+        for piece, file, need in zip(pieces, files, needed, strict=True):
+            if need:
+                waiting.append(piece)
+            if file is not None:
+                visits[file].extend(waiting)
+                waiting = []
+        shares.append(
+            [
+                Batch(_forwards(visit, block_size), batch.stored)
+                for visit, batch in zip(visits, own, strict=True)
+            ]
+        )
+    return shares
+
+
 def _forwards(pieces: Sequence[Piece], block_size: int) -> list[tuple[Piece, ...]]:
     """Neighbours that end prompts together, as many as fit; all others alone."""
     room = chunk_tokens(block_size) // block_size

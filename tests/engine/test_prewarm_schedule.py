@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kvtool.analysis.build import build_workload
 from kvtool.analysis.plan import Plan, PlanConfig, make_plan
 from kvtool.engine import schedule
-from kvtool.engine.schedule import Batch, Piece, batches, chunk_tokens, chunking, cut_pieces
+from kvtool.engine.schedule import Batch, Piece, batches, chunk_tokens, chunking, cut_pieces, split
 from kvtool.requests import Request, Source
 
 
@@ -132,6 +132,26 @@ def test_every_token_of_the_trie_is_computed_once(prompts):
         computed += [path[: at + 1] for at in range(start, len(path))]
     assert len(set(computed)) == len(computed) == plan.forecast.tokens
     assert set(computed) == {path[: at + 1] for path in paths for at in range(len(path))}
+
+
+@given(PROMPTS, st.integers(1, 80), st.integers(1, 3), st.data())
+def test_each_device_has_all_that_its_files_build_on(prompts, limit, devices, data):
+    plan = plan_of(prompts)
+    pieces = cut_pieces(plan)
+    missing = set(data.draw(st.lists(st.integers(0, len(plan) - 1), max_size=9)))
+    work = batches(plan, pieces, missing.__contains__, limit)
+    shares = split(pieces, work, devices, 2)
+    paths = prefixes(plan)
+    for device, share in enumerate(shares):
+        assert [batch.stored for batch in share] == [batch.stored for batch in work[device::devices]]
+        assert [storing(batch) for batch in share] == [storing(batch) for batch in work[device::devices]]
+        home: dict[int, tuple[int, ...]] = {}
+        for piece in (piece for batch in share for forward in batch.forwards for piece in forward):
+            start = int(plan.depth[piece.first]) * 2 + piece.shared
+            path = paths[piece.last - 1]
+            assert all(home[at] == path[: at + 1] for at in range(start))
+            if not piece.ends:
+                home |= {at: path[: at + 1] for at in range(start, len(path))}
 
 
 @given(PROMPTS)
