@@ -11,6 +11,7 @@ from kvtool.engine.storage.codecs import load_codec
 from kvtool.engine.storage.files import exclusive, leftovers
 from kvtool.engine.storage.index import BlockRow, index_to_bytes
 from kvtool.engine.storage.manifest import MANIFEST, Manifest, commit, read_manifest, shard_name
+from kvtool.engine.storage.outlook import join, read_outlook, write_outlook
 from kvtool.engine.storage.reuse import read_reuse, write_reuse
 from kvtool.engine.storage.shards import BadBlock, ShardSet, open_shards, read_index
 from kvtool.engine.storage.signature import check
@@ -57,9 +58,10 @@ def merge(
 ) -> Manifest:
     """A new directory with every block of `sources`; the first that has a block gives it.
 
-    Expected hits add up; the reuse model is that of the source that has most of them. KvtoolError when the
-    sources are of different models, or use one codec name for two configs. Every block is verified on its
-    way. `key` signs the result; sources that are signed must be signed with it.
+    Expected hits add up; the reuse model is that of the source that has most of them; what follows a state
+    is what the first source that knows the state says. KvtoolError when the sources are of different models,
+    or use one codec name for two configs. Every block is verified on its way. `key` signs the result; sources
+    that are signed must be signed with it.
     """
     for source in sources:
         if source.manifest.signature is not None:
@@ -100,6 +102,9 @@ def merge(
         reuse = _reuse(sources)
         if reuse is not None:
             write_reuse(folder, reuse)
+        outlooks = [found for source in sources if (found := read_outlook(source.folder)) is not None]
+        if outlooks:
+            write_outlook(folder, join(outlooks))
         return merged
 
 

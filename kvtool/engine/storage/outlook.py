@@ -7,7 +7,7 @@ list it, and a wrong one costs reads and never an answer.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,14 @@ def learn_outlook(workload: Workload, identity: Identity) -> Outlook | None:
     states = {hashes.of(state): _predicted(model, state, hashes) for state in evident}
     outlook = Outlook(states, _predicted(model, ANY, hashes))
     return outlook if outlook.otherwise or any(states.values()) else None
+
+
+def join(outlooks: Sequence[Outlook]) -> Outlook:
+    """One outlook for the blocks of several logs; the first that knows a state counts."""
+    states: dict[BlockHash, Expected | None] = {}
+    for outlook in reversed(outlooks):
+        states.update(outlook.states)
+    return Outlook(states, next((one.otherwise for one in outlooks if one.otherwise is not None), None))
 
 
 def write_outlook(folder: Path, outlook: Outlook) -> None:

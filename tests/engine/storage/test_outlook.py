@@ -1,4 +1,4 @@
-"""outlook.json: what prewarm learns of sessions, written once, read back, refused when it is something else."""
+"""outlook.json: what prewarm learns of sessions; written once, read back, refused if it is something else."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from kvtool.blocks import BlockHash
 from kvtool.cli import main
 from kvtool.engine.storage.maintenance import collect_garbage
-from kvtool.engine.storage.outlook import OUTLOOK, Expected, Outlook, read_outlook, write_outlook
+from kvtool.engine.storage.outlook import OUTLOOK, Expected, Outlook, join, read_outlook, write_outlook
 from kvtool.engine.storage.verify import verify
 from kvtool.errors import KvtoolError
 
@@ -55,6 +55,13 @@ def test_the_deepest_state_decides_even_if_it_expects_nothing() -> None:
     assert OURS.after([BlockHash(b"x" * 16)]) == OURS.otherwise
 
 
+def test_of_several_the_first_that_knows_a_state_counts() -> None:
+    other = Outlook({A: None, BlockHash(b"x" * 16): Expected(A, 0.5, 1.0, 2.0)}, None)
+    joined = join([other, OURS])
+    assert joined.states == {A: None, B: None, BlockHash(b"x" * 16): Expected(A, 0.5, 1.0, 2.0)}
+    assert joined.otherwise == OURS.otherwise and join([OURS, other]).states[A] == OURS.states[A]
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{}", GOLDEN.replace("/1", "/9"), GOLDEN.replace("0f", "0"), GOLDEN.replace("4.0", '"x"')],
@@ -96,6 +103,11 @@ def test_prewarm_learns_it_and_the_server_fetches_by_it(
     assert len(expected) == 1 and expected[0].chain in outlook.states
     assert (expected[0].probability, expected[0].after, expected[0].until) == (1.0, 8.0, 12.5)
     assert verify(folder) == [] and collect_garbage(folder) == (0, 0)
+    merged = CliRunner().invoke(
+        main, ["shards", "merge", str(folder), str(folder), "--out", str(tmp_path / "both")]
+    )
+    assert merged.exit_code == 0, merged.output
+    assert read_outlook(tmp_path / "both") == outlook
     with serving(model=str(tiny_model), shards=folder, device_blocks=60) as running:
         scheduler = running.engine.scheduler
         assert scheduler.foresight._outlook == outlook
