@@ -62,7 +62,7 @@ class _Choice:
         self.taken = np.zeros(len(parent), np.bool_)
 
     def take_groups(self, skip: bool) -> None:
-        """Whole groups, densest first. One that does not fit ends it, or with `skip` is left, with all below."""
+        """Whole groups, densest first. One that does not fit ends it, or with `skip` is passed over."""
         worth, weight = list(self.value), list(self.size)
         top = list(range(len(worth)))
         link: list[int] = [-1] * len(worth)
