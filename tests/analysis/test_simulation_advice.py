@@ -111,3 +111,17 @@ def test_prompts_are_not_blamed_without_a_reason(workload):
     advice = piece(run(poor), "prompts")
     assert run(poor)["unbounded"]["tokens"] < 0.3
     assert advice["evidence"] == {"unbounded": run(poor)["unbounded"]["tokens"], "findings": {}, "gain": None}
+
+
+def test_another_weight_of_cost_is_named_where_it_gains(workload):
+    """Where most blocks are asked for once, frequency gains; what is promised is what such a run gives."""
+    document = run(workload, capacities=("12%",), policies=("lru",))
+    advice = piece(document, "policy-weight")
+    assert advice is not None
+    rates = advice["evidence"]["by_weight"]
+    best = max(rates, key=rates.get)
+    name, value = best.split("=")
+    row = run(workload, capacities=("12%",), policies=("cost",), weights=((name, float(value)),))["rows"][0]
+    assert row["tokens"] == rates[best] and f"--cost-weight {best}" in advice["text"]
+    assert advice["evidence"]["gain"] == pytest.approx(rates[best] - document["rows"][0]["tokens"], abs=2e-6)
+    assert piece(run(workload, capacities=("100%",), policies=("lru",)), "policy-weight") is None
