@@ -75,7 +75,10 @@ def _host(model: Model, arena: Arena) -> float:
 
 
 def _disk(folder: Path) -> float:
-    """Bytes a second from `folder`'s disk; the system is asked to forget the file before it is read."""
+    """Bytes a second from `folder`'s disk, or from temporary files' where nothing may be written to it; the
+    system is asked to forget the file before it is read."""
+    if not os.access(folder, os.W_OK):  # a dry run may be started anywhere
+        folder = Path(tempfile.gettempdir())
     try:
         with tempfile.TemporaryFile(dir=folder) as handle:
             handle.write(os.urandom(DISK_BYTES))

@@ -1,5 +1,6 @@
 """A plan's prices: FLOPs from the model, speeds measured or given, and nothing stored that would not pay."""
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,20 @@ def test_what_is_given_is_taken_and_the_rest_measured(model: Model, tmp_path: Pa
     assert speeds.tiers["host"] == 5 and speeds.tiers["disk"] > 1e6 and 0 < speeds.decode < 1
     assert list(tmp_path.iterdir()) == []
     assert measure_speeds(model, RAW, BLOCK, tmp_path).compute > 1e6
+
+
+def test_a_dry_run_measures_elsewhere_where_it_may_not_write(model: Model, tmp_path, monkeypatch) -> None:
+    asked: list[Path] = []
+    real = tempfile.TemporaryFile
+
+    def temporary(dir: Path) -> object:
+        asked.append(dir)
+        return real(dir=dir)
+
+    monkeypatch.setattr("tempfile.TemporaryFile", temporary)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    speeds = measure_speeds(model, RAW, BLOCK, tmp_path, prefill_rate=1.0)
+    assert asked == [Path(tempfile.gettempdir())] and speeds.tiers["disk"] > 1e6
 
 
 def test_a_codec_or_tier_that_is_slower_than_computing_is_not_used(model: Model, workload) -> None:
