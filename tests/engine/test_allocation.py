@@ -16,6 +16,7 @@ from kvtool.engine.allocation import RUNGS, Allocation, GateFailed, Verdict, cho
 from kvtool.engine.compute.load import load_model
 from kvtool.engine.compute.model import Model
 from kvtool.engine.prewarm import PrewarmConfig, PrewarmResult, prewarm
+from kvtool.engine.storage import maintenance
 from kvtool.engine.storage.codec import Mixed, block_bytes
 from kvtool.engine.storage.codecs import load_codec
 from kvtool.engine.storage.identity import Identity
@@ -283,3 +284,24 @@ def test_protection_with_a_plain_codec_is_the_seeds_scheme(plan, model, requests
     assert counted == {"half": int(protected.sum()), "int8": int((~protected).sum())}
     plain = uniform("int8", plan, Identity.of_model(model, BLOCK).shape)
     assert set(plain.names) == {"int8"} and np.isnan(plain.kl).all()
+
+
+def test_folders_of_any_codecs_merge_and_are_cleaned(plan, model, requests, tmp_path, cached_profile) -> None:
+    auto, lossless, merged = tmp_path / "auto", tmp_path / "lossless", tmp_path / "merged"
+    stored(plan, model, requests, auto, "auto", [], 10.0)
+    prewarm(plan, model, lossless, PrewarmConfig("lossless", shard_bytes=60_000))
+    sources = [open_shards(auto), open_shards(lossless)]
+    assert len(maintenance.diff(*sources).changed) == len(plan)
+    maintenance.merge(sources[::-1], merged, limit=60_000)
+    assert verify(merged) == []
+    exact = {row.codec for row in open_shards(merged).rows}
+    assert exact == {"lossless"} and set(sources[0].manifest.codecs) < set(
+        open_shards(merged).manifest.codecs
+    )
+    for row in open_shards(merged).rows:  # lossless blocks are the model's own, auto's are near them
+        for side in zip(
+            open_shards(merged).read_block(row.hash), sources[0].read_block(row.hash), strict=True
+        ):
+            assert (side[0][0] - side[1][0]).abs().max() < 1
+    maintenance.collect_garbage(auto, keep_bytes=sum(row.bytes for row in sources[0].rows) // 2)
+    assert verify(auto) == [] and 0 < len(open_shards(auto).rows) < len(plan)
