@@ -1,7 +1,7 @@
 // The block trie as an icicle: width is tokens x requests, colour is reuse; click, Enter and Escape zoom.
 const ROW = 26, ROWS = 14, ABOVE = 3, NARROW = 0.7, LETTER = 6.6, LIKE = 24;
 
-// Siblings often begin alike: a label starts shortly before the first character that tells it apart.
+// Siblings often begin alike: a label starts with the word that tells it apart.
 function labelApart(siblings) {
   const shared = (a, b) => {
     let at = 0;
@@ -13,7 +13,9 @@ function labelApart(siblings) {
     at ? shared(node.label, sorted[at - 1].label) : 0, at + 1 < sorted.length ? shared(node.label, sorted[at + 1].label) : 0,
   ));
   sorted.forEach((node, at) => {
-    if (alike[at] > LIKE && alike[at] < node.label.length) node.label = "…" + node.label.slice(alike[at] - LIKE / 2);
+    if (alike[at] <= LIKE || alike[at] >= node.label.length) return;
+    const word = node.label.lastIndexOf(" ", alike[at] - 1) + 1;
+    node.label = "…" + node.label.slice(Math.max(word, alike[at] - LIKE));
   });
 }
 
