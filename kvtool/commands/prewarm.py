@@ -310,11 +310,16 @@ def arguments(config: Config) -> list[str]:
     """The command's arguments for a run of the same plan."""
     source = [("--logs", log) for log in config.logs] or [("--from", str(config.analysis))]
     pairs = [*source, *given_options(config)]
-    for name in ("model", "block_size", "min_requests", "codec", "max_kl", "protect", "dtype"):
+    kept = ("model", "block_size", "min_requests", "codec", "max_kl", "protect", "device", "dtype")
+    for name in (*kept, "prefill_rate", "signing_key"):
         value = getattr(config, name)
         if value != getattr(Config, name):
             pairs.append((f"--{name.replace('_', '-')}", str(value)))
-    for option, sizes in (("--budget", config.budgets), ("--tenant-budget", config.tenant_budgets)):
+    for option, sizes in (
+        ("--budget", config.budgets),
+        ("--tenant-budget", config.tenant_budgets),
+        ("--tier-speed", config.tier_speeds),
+    ):
         if sizes:
             pairs.append((option, ",".join(f"{tier}={size}" if tier else str(size) for tier, size in sizes)))
     pairs.append(("--out", str(config.out or "shards")))
