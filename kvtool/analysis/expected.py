@@ -17,7 +17,6 @@ from kvtool.analysis.reuse_model import ReuseModel
 from kvtool.analysis.workload import Workload
 from kvtool.cache import core
 from kvtool.cache.aging import conclude, observe
-from kvtool.cache.reuse_table import CLASS_SHIFT
 
 Floats = NDArray[np.float64]
 
@@ -32,7 +31,7 @@ def chance_of_use(workload: Workload, model: ReuseModel) -> Floats:
     state = state._replace(parent=np.array(workload.parent), depth=np.array(workload.depth))
     _replay(state, workload.nodes, workload.offsets, workload.clock, workload.output_tokens)
     end = float(workload.clock[-1]) if workload.requests else 0.0
-    hazards = model.hazards[state.traits >> CLASS_SHIFT]
+    hazards = model.hazards_of(state.traits)
     age = end - state.last
     met = _met(hazards, model.table.edges, age + end) - _met(hazards, model.table.edges, age)
     chance: Floats = np.where(state.touches > 0, -np.expm1(-met), 0.0)

@@ -18,13 +18,14 @@ from kvtool.cache.policies import fitted
 
 GROWTH = 16
 FIRST = 200
-"""Requests before the first fit when no training part is named."""
+"""Requests before the first fit, or the training part if that is shorter."""
 
 
 class FittedReplay:
     """Models over a workload, shared by replays at several capacities.
 
-    train: requests that the first model is fitted to (0: FIRST). learn: whether it is fitted again later.
+    train: requests after which, unless it is to `learn` on, the last model is fitted. Until then it ranks by
+    what it has learned so far, as any policy starts with the log and not where counting starts.
     """
 
     def __init__(self, workload: Workload, train: int = 0, learn: bool = True) -> None:
@@ -33,7 +34,7 @@ class FittedReplay:
         waits = waits_of(workload)
         times = workload.clock
         self.models: list[tuple[int, ReuseModel | None]] = [
-            (at, fit(waits, float(times[at]))) for at in _moments(train or FIRST, workload.requests, learn)
+            (at, fit(waits, float(times[at]))) for at in _moments(train, workload.requests, learn)
         ]
 
     def matched(self, capacity: int, resident: Resident | None = None) -> NDArray[np.int64]:
@@ -53,10 +54,11 @@ class FittedReplay:
         ]
 
 
-def _moments(first: int, requests: int, learn: bool) -> Iterator[int]:
-    at = first
-    while at < requests:
+def _moments(train: int, requests: int, learn: bool) -> Iterator[int]:
+    at = min(FIRST, train or FIRST)
+    last = requests if learn else min(train, requests - 1)
+    while at < last:
         yield at
-        if not learn:
-            return
         at += max(at // GROWTH, 1)
+    if not learn:
+        yield last

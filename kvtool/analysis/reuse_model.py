@@ -2,9 +2,10 @@
 
 Every use of a block starts a wait that ends with its next use, or is cut off by the end of the log. A
 tree splits these waits by the traits of the use, greedily, where the split explains most (piecewise
-exponential survival, all ages at once); a leaf's hazards are shrunk towards its parent's. Times of day
-when everything is reused more are divided out first: only what differs between blocks that wait at the
-same time helps to choose among them.
+exponential survival, all ages at once); a leaf's hazards are shrunk towards its parent's, raised or lowered
+to the leaf's own level. Four trees, each of which sees some of the traits, are averaged: what one of them
+took from chance the others do not repeat. Times of day when everything is reused more are divided out
+first: only what differs between blocks that wait at the same time helps to choose among them.
 
 A class is worth, at an age, the best ratio of expected hits to time held over all times one could plan
 to hold it from now (the Gittins index): it needs no horizon to tune and sees that a person takes a while
@@ -21,10 +22,28 @@ from numba import njit
 from numpy.typing import NDArray
 
 from kvtool.analysis.waits import Waits
-from kvtool.cache.reuse_table import SHIFT, TRAITS, WIDTH, ReuseTable
+from kvtool.cache.reuse_table import (
+    CLASS_SHIFT,
+    CLASS_WIDTH,
+    DEPTH,
+    END,
+    GAP,
+    HIT,
+    MOST_TREES,
+    NEW,
+    OUTPUT,
+    PAUSE,
+    PROMPT,
+    SHIFT,
+    TRAITS,
+    TURN,
+    USES,
+    WIDTH,
+    ReuseTable,
+)
 from kvtool.errors import KvtoolError
 
-SCHEMA = "kvtool.reuse-model/1"
+SCHEMA = "kvtool.reuse-model/2"
 
 EDGES = np.array([3, 8, 15, 25, 40, 60, 90, 140, 220, 350, 600, 1000, 1800, 3600, 7200, 21600], float)
 """Ages in seconds at which hazards step."""
@@ -33,23 +52,34 @@ Floats = NDArray[np.float64]
 
 CODES = 1 << max(WIDTH)
 
+VIEWS = (
+    tuple(range(len(TRAITS))),
+    (USES, END, TURN, GAP, PAUSE),
+    (USES, END, PROMPT, OUTPUT, NEW),
+    (USES, END, DEPTH, HIT),
+)
+"""Traits that each tree sees: all; the person's rhythm; the request's size; the block's place."""
+
 
 @dataclass(frozen=True)
 class FitConfig:
-    """classes: leaves at most. events: reuses, weighted, that a leaf needs. shrink: reuses that the
-    parent's hazard counts for, per age. periods: equal spans of the log whose general level is divided
-    out. gain: log-likelihood that a split must add."""
+    """classes: leaves of a tree at most. events: reuses, weighted, that a leaf needs. shrink: reuses that the
+    parent's shape counts for, per age. level: reuses that the parent's level counts for. periods: equal spans
+    of the log whose general level is divided out. gain: log-likelihood that a split must add. views: the
+    traits that each tree sees."""
 
     classes: int = 32
     events: float = 15.0
-    shrink: float = 5.0
+    shrink: float = 10.0
+    level: float = 3.0
     periods: int = 8
     gain: float = 2.0
+    views: tuple[tuple[int, ...], ...] = VIEWS
 
 
 @dataclass(frozen=True)
 class ReuseModel:
-    """What was learned: the table to rank by, and per class the evidence it rests on.
+    """What was learned: the table to rank by, and per class of each tree the evidence it rests on.
 
     hazards: reuses per second, float64 [classes, ages + 1]; uses, reused: float64 [classes], block uses
     of the class in the log and how many of them were followed by another.
@@ -62,18 +92,30 @@ class ReuseModel:
     until: float
     """Clock of the log up to which it was fitted, seconds."""
 
+    def hazards_of(self, traits: NDArray[np.int64]) -> Floats:
+        """Reuses per second by age, the trees' mean, of classified traits [n]: float64 [n, ages + 1]."""
+        first, mask = self.table.first_classes, (1 << CLASS_WIDTH) - 1
+        each = (
+            self.hazards[at + ((traits >> (CLASS_SHIFT + CLASS_WIDTH * tree)) & mask)]
+            for tree, at in enumerate(first)
+        )
+        mean: Floats = sum(each, np.zeros(1)) / len(first)
+        return mean
+
     def rules(self) -> list[dict[str, Any]]:
         """One row per class, most valuable fresh block first: when it applies and what was seen.
 
+        A block is in one class of each tree; tree: whose class it is.
         when: bounds of trait codes, such as {"uses": [1, 3]}; best_worth, best_age: where its worth peaks.
         """
         rows = []
-        for at, when in _paths(self.table.tree):
+        for tree, at, when in _paths(self.table):
             worth = self.table.worth[at]
             ages = [0.0, *self.table.edges.tolist()]
             rows.append(
                 {
                     "class": at,
+                    "tree": tree,
                     "when": when,
                     "uses": round(float(self.uses[at]), 1),
                     "reused": round(float(self.reused[at] / max(self.uses[at], 1.0)), 4),
@@ -91,6 +133,7 @@ class ReuseModel:
             "traits": list(TRAITS),
             "partial_ends": self.table.partial_ends,
             "until": self.until,
+            "roots": list(self.table.roots),
             "tree": self.table.tree.tolist(),
             "edges": self.table.edges.tolist(),
             "hazards": self.hazards.tolist(),
@@ -112,20 +155,25 @@ class ReuseModel:
         if document.get("traits") != list(TRAITS):
             raise KvtoolError(f"{name}: traits are not this version's", "fit the model again")
         try:
-            tree = np.array(document["tree"], np.int64)
+            tree, roots = np.array(document["tree"], np.int64), np.array(document["roots"], np.int64)
             edges, hazards = np.array(document["edges"], float), np.array(document["hazards"], float)
             uses, reused = np.array(document["uses"], float), np.array(document["reused"], float)
             until, partial_ends = float(document["until"]), bool(document["partial_ends"])
         except (KeyError, TypeError, ValueError) as error:
             raise KvtoolError(f"{name}: a field is missing or no table of numbers: {error}") from error
-        if not _sound(tree, edges, hazards) or not len(uses) == len(reused) == len(hazards):
+        if not _sound(tree, roots, edges, hazards) or not len(uses) == len(reused) == len(hazards):
             raise KvtoolError(f"{name}: its tree and its tables do not fit together")
-        return cls(ReuseTable(tree, edges, index(hazards, edges), partial_ends), hazards, uses, reused, until)
+        table = ReuseTable(tree, edges, index(hazards, edges), partial_ends, tuple(roots.tolist()))
+        return cls(table, hazards, uses, reused, until)
 
 
-def _sound(tree: NDArray[np.int64], edges: Floats, hazards: Floats) -> bool:
-    """Whether a walk down the tree always ends in a class that the table has."""
-    if tree.ndim != 2 or tree.shape[1:] != (4,) or not len(tree) or edges.ndim != 1 or hazards.ndim != 2:
+def _sound(tree: NDArray[np.int64], roots: NDArray[np.int64], edges: Floats, hazards: Floats) -> bool:
+    """Whether a walk down each tree always ends in a class that the table has."""
+    if tree.ndim != 2 or tree.shape[1:] != (4,) or edges.ndim != 1 or hazards.ndim != 2:
+        return False
+    if roots.ndim != 1 or not 0 < len(roots) <= MOST_TREES or roots[0] != 0:
+        return False
+    if (np.diff(roots, append=len(tree)) <= 0).any():
         return False
     if hazards.shape[1] != len(edges) + 1 or not np.isfinite(hazards).all() or (hazards < 0).any():
         return False
@@ -133,24 +181,31 @@ def _sound(tree: NDArray[np.int64], edges: Floats, hazards: Floats) -> bool:
         return False
     at = np.arange(len(tree))
     leaf = tree[:, 0] < 0
-    below = (tree[:, 2:] > at[:, None]) & (tree[:, 2:] < len(tree))
-    classes = (tree[:, 1] >= 0) & (tree[:, 1] < len(hazards))
+    of = np.searchsorted(roots, at, side="right") - 1
+    end = np.append(roots[1:], len(tree))[of]
+    below = (tree[:, 2:] > at[:, None]) & (tree[:, 2:] < end[:, None])
+    lowest = np.full(len(roots), len(hazards))
+    np.minimum.at(lowest, of[leaf], tree[leaf, 1])
+    own = tree[:, 1] - lowest[of]
+    classes = (tree[:, 1] >= 0) & (tree[:, 1] < len(hazards)) & (own >= 0) & (own < 1 << CLASS_WIDTH)
     return bool(np.where(leaf, classes, below.all(1) & (tree[:, 0] < len(TRAITS))).all())
 
 
-def _paths(tree: NDArray[np.int64]) -> Iterator[tuple[int, dict[str, list[int]]]]:
-    """(class, inclusive bounds of the codes that lead to it) for every leaf."""
-    waiting: list[tuple[int, dict[str, list[int]]]] = [(0, {})]
+def _paths(table: ReuseTable) -> Iterator[tuple[int, int, dict[str, list[int]]]]:
+    """(tree, class, inclusive bounds of the codes that lead to it) for every leaf."""
+    waiting: list[tuple[int, int, dict[str, list[int]]]] = [
+        (tree, root, {}) for tree, root in enumerate(table.roots)
+    ]
     while waiting:
-        at, when = waiting.pop()
-        trait, threshold, left, right = (int(value) for value in tree[at])
+        tree, at, when = waiting.pop()
+        trait, threshold, left, right = (int(value) for value in table.tree[at])
         if trait < 0:
-            yield threshold, when
+            yield tree, threshold, when
             continue
         name = TRAITS[trait]
         low, high = when.get(name, [0, (1 << WIDTH[trait]) - 1])
-        waiting.append((left, {**when, name: [low, threshold]}))
-        waiting.append((right, {**when, name: [threshold + 1, high]}))
+        waiting.append((tree, left, {**when, name: [low, threshold]}))
+        waiting.append((tree, right, {**when, name: [threshold + 1, high]}))
 
 
 def fit(waits: Waits, until: float = np.inf, config: FitConfig = FitConfig()) -> ReuseModel | None:
@@ -165,12 +220,25 @@ def fit(waits: Waits, until: float = np.inf, config: FitConfig = FitConfig()) ->
     codes = np.stack(
         [(known.traits >> shift) & ((1 << width) - 1) for shift, width in zip(SHIFT, WIDTH, strict=True)], 1
     )
-    tree, ratios, leaf = _Grower(codes, events, exposure, config).grow()
-    hazards = ratios * base
-    uses = np.bincount(leaf, known.blocks, len(ratios)).astype(float)
-    reused = np.bincount(leaf, known.blocks * known.ended, len(ratios)).astype(float)
-    table = ReuseTable(tree, edges, index(hazards, edges), waits.partial_ends)
-    return ReuseModel(table, hazards, uses, reused, min(until, waits.end))
+    trees, roots, ratios, uses, reused = [], [], [], [], []
+    rows = classes = 0
+    for view in config.views:
+        seen = np.array(view)
+        tree, ratio, leaf = _Grower(codes[:, seen], events, exposure, config).grow()
+        inner = tree[:, 0] >= 0
+        tree[inner, 0] = seen[tree[inner, 0]]
+        tree[inner, 2:] += rows
+        tree[~inner, 1] += classes
+        roots.append(rows)
+        rows, classes = rows + len(tree), classes + len(ratio)
+        trees.append(tree)
+        ratios.append(ratio)
+        uses.append(np.bincount(leaf, known.blocks, len(ratio)))
+        reused.append(np.bincount(leaf, known.blocks * known.ended, len(ratio)))
+    hazards = np.concatenate(ratios) * base
+    worth = index(hazards, edges)
+    table = ReuseTable(np.concatenate(trees), edges, worth, waits.partial_ends, tuple(roots))
+    return ReuseModel(table, hazards, np.concatenate(uses), np.concatenate(reused), min(until, waits.end))
 
 
 def index(hazards: Floats, edges: Floats) -> Floats:
@@ -255,15 +323,17 @@ class _Grower:
         return np.array(rows, np.int64), np.stack([ratios[leaf] for leaf in leaves]), classes
 
     def _ratio(self, members: NDArray[np.int64], above: Floats) -> Floats:
-        shrink = self.config.shrink
-        ratio: Floats = (self.events[members].sum(0) + shrink * above) / (
-            self.expected[members].sum(0) + shrink
-        )
+        return self._shrunk(self.events[members].sum(0), self.expected[members].sum(0), above)
+
+    def _shrunk(self, events: Floats, expected: Floats, above: Floats) -> Floats:
+        """Ratios by age that lean on the parent's shape, `above`, at these members' own level."""
+        level, shrink = self.config.level, self.config.shrink
+        own = (events.sum(-1, keepdims=True) + level) / ((expected * above).sum(-1, keepdims=True) + level)
+        ratio: Floats = (events + shrink * own * above) / (expected + shrink)
         return ratio
 
     def _score(self, events: Floats, expected: Floats, above: Floats) -> Floats:
-        shrink = self.config.shrink
-        ratio = (events + shrink * above) / (expected + shrink)
+        ratio = self._shrunk(events, expected, above)
         score: Floats = (events * np.log(ratio) - ratio * expected).sum(-1)
         return score
 

@@ -26,7 +26,7 @@ from kvtool.cache.reuse_table import (
     RUNNING,
     TURN,
     USES,
-    class_of,
+    classes_of,
     code_of,
     doublings,
     seconds_code,
@@ -101,7 +101,7 @@ def conclude(s: Any, nodes: Any, output_tokens: Any) -> None:
         traits = with_code(s.traits[node], OUTPUT, output)
         traits = with_code(traits, END, min(nodes.size - 1 - i + shift, 2))
         mask = (np.int64(1) << CLASS_SHIFT) - 1
-        traits = (traits & mask) | (class_of(s.parameters, traits) << CLASS_SHIFT)
+        traits = (traits & mask) | (classes_of(s.parameters, traits) << CLASS_SHIFT)
         s.traits[node] = traits
         withdraw(s, node)
         s.key[node] = worth_of(s.parameters, traits, 0.0, s.depth[node])
@@ -114,5 +114,5 @@ def reclassify(s: Any, now: Any) -> None:
     mask = (np.int64(1) << CLASS_SHIFT) - 1
     for node in range(s.traits.size):
         traits = s.traits[node] & mask
-        s.traits[node] = traits | (class_of(s.parameters, traits) << CLASS_SHIFT)
+        s.traits[node] = traits | (classes_of(s.parameters, traits) << CLASS_SHIFT)
     renew(s, now)

@@ -1,9 +1,9 @@
-"""A block's traits, the class they put it in, and that class's worth at an age: what `fitted` looks up.
+"""A block's traits, the classes they put it in, and their worth at an age: what `fitted` looks up.
 
 Traits are what is known of a block when a request that used it ends, each as a small code, packed into
-one int64. A decision tree over the codes names a class; a table gives, by class and time since the use,
-the expected hits per block and second. Tree and table travel in the policy's parameters, so that the
-compiled core reads them without knowing where they were fitted.
+one int64. Each of a few decision trees over the codes names a class; a table gives, by class and time
+since the use, the expected hits per block and second, and the trees' mean counts. Trees and table travel
+in the policy's parameters, so that the compiled core reads them without knowing where they were fitted.
 """
 
 from dataclasses import dataclass
@@ -28,13 +28,16 @@ whether the block was known. pause: log2 of the seconds since its last use, 0 if
 WIDTH = (3, 4, 4, 4, 4, 4, 2, 4, 1, 4)
 SHIFT = tuple(int(sum(WIDTH[:i])) for i in range(len(WIDTH)))
 TURN, GAP, PROMPT, OUTPUT, NEW, USES, END, DEPTH, HIT, PAUSE = range(len(TRAITS))
-CLASS_SHIFT = 40
+CLASS_SHIFT, CLASS_WIDTH, MOST_TREES = 40, 5, 4
+"""Where the classes lie in the word: each tree's own number, the first tree's lowest."""
+
 RUNNING = 3
 """Code of END while the request that used the block last runs."""
 
-BLOCK_SIZE, END_SHIFT, REBUILD, NODES_IN_TREE, EDGES, HEADER = 0, 1, 2, 3, 4, 5
+BLOCK_SIZE, END_SHIFT, REBUILD, NODES_IN_TREES, EDGES, TREES, HEADER = 0, 1, 2, 3, 4, 5, 6
 """Header of the parameters: tokens a block; what to add to END (1 where the log had partial last blocks
-and this pool has not); growth of a block's rebuild cost with its depth; sizes of the two tables."""
+and this pool has not); growth of a block's rebuild cost with its depth; sizes of the two tables; number of
+trees, whose (first row, first class) follow."""
 
 _SHIFTS = np.array(SHIFT, np.int64)
 _MASKS = np.array([(1 << width) - 1 for width in WIDTH], np.int64)
@@ -42,17 +45,26 @@ _MASKS = np.array([(1 << width) - 1 for width in WIDTH], np.int64)
 
 @dataclass(frozen=True)
 class ReuseTable:
-    """A tree over traits and the worth of its classes by age.
+    """Trees over traits and the worth of their classes by age.
 
     tree: int64 [t, 4], rows (trait, threshold, left, right): codes up to the threshold go left; a leaf is
     (-1, class, 0, 0). edges: float64 [k] ages in seconds at which the worth steps. worth: float64
-    [classes, k + 1]. partial_ends: the log's prompts end in a partial block.
+    [classes, k + 1]. partial_ends: the log's prompts end in a partial block. roots: each tree's first row;
+    its rows and its classes, 32 at most, follow those of the tree before it.
     """
 
     tree: NDArray[np.int64]
     edges: NDArray[np.float64]
     worth: NDArray[np.float64]
     partial_ends: bool
+    roots: tuple[int, ...] = (0,)
+
+    @property
+    def first_classes(self) -> list[int]:
+        """The lowest class of each tree."""
+        ends = [*self.roots[1:], len(self.tree)]
+        rows = [self.tree[start:end] for start, end in zip(self.roots, ends, strict=True)]
+        return [int(each[each[:, 0] < 0, 1].min()) for each in rows]
 
     def parameters(
         self, block_size: int, partial_ends: bool = False, rebuild: float = 0.0
@@ -62,8 +74,12 @@ class ReuseTable:
         rebuild: FLOPs that a block one deeper costs more, over those of a first block.
         """
         shift = float(self.partial_ends and not partial_ends)
-        header = [block_size, shift, rebuild, len(self.tree), len(self.edges)]
-        return np.concatenate([header, self.tree.ravel(), self.edges, self.worth.ravel()]).astype(float)
+        sizes = [len(self.tree), len(self.edges), len(self.roots)]
+        header = np.array([block_size, shift, rebuild, *sizes], float)
+        trees = np.column_stack([self.roots, self.first_classes])
+        worth = self.worth / len(self.roots)
+        tables = (header, trees.ravel(), self.tree.ravel(), self.edges, worth.ravel())
+        return np.concatenate(tables).astype(float)
 
 
 @compiled(types.int64(types.int64, types.int64))
@@ -97,25 +113,36 @@ def seconds_code(x: Any) -> Any:
 
 
 @compiled(types.int64(types.float64[::1], types.int64))
-def class_of(parameters: Any, traits: Any) -> Any:
-    """The class that the tree puts `traits` in."""
-    at = 0
-    while True:
-        row = HEADER + 4 * at
-        trait = np.int64(parameters[row])
-        if trait < 0:
-            return np.int64(parameters[row + 1])
-        low = code_of(traits, trait) <= parameters[row + 1]
-        at = int(parameters[row + 2] if low else parameters[row + 3])
+def classes_of(parameters: Any, traits: Any) -> Any:
+    """The classes that the trees put `traits` in, packed as the word has them above CLASS_SHIFT."""
+    trees = np.int64(parameters[TREES])
+    classes = np.int64(0)
+    for tree in range(trees):
+        at = np.int64(parameters[HEADER + 2 * tree])
+        while True:
+            row = HEADER + 2 * trees + 4 * at
+            trait = np.int64(parameters[row])
+            if trait < 0:
+                own = np.int64(parameters[row + 1] - parameters[HEADER + 2 * tree + 1])
+                classes |= own << (CLASS_WIDTH * tree)
+                break
+            low = code_of(traits, trait) <= parameters[row + 1]
+            at = np.int64(parameters[row + 2] if low else parameters[row + 3])
+    return classes
 
 
 @compiled(types.float64(types.float64[::1], types.int64, types.float64, types.int64))
 def worth_of(parameters: Any, traits: Any, age: Any, depth: Any) -> Any:
     """Expected hits per second of keeping a block of these classified traits, times its rebuild cost."""
-    edges = np.int64(parameters[EDGES])
-    start = HEADER + 4 * np.int64(parameters[NODES_IN_TREE])
+    edges, trees = np.int64(parameters[EDGES]), np.int64(parameters[TREES])
+    start = HEADER + 2 * trees + 4 * np.int64(parameters[NODES_IN_TREES])
     step = 0
     while step < edges and age >= parameters[start + step]:
         step += 1
-    row = start + edges + (traits >> CLASS_SHIFT) * (edges + 1)
-    return parameters[row + step] * (1.0 + depth * parameters[REBUILD])
+    worth = 0.0
+    classes = traits >> CLASS_SHIFT
+    for tree in range(trees):
+        at = np.int64(parameters[HEADER + 2 * tree + 1]) + (classes & ((1 << CLASS_WIDTH) - 1))
+        worth += parameters[start + edges + at * (edges + 1) + step]
+        classes >>= CLASS_WIDTH
+    return worth * (1.0 + depth * parameters[REBUILD])

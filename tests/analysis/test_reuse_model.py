@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvtool.analysis.build import build_workload
 from kvtool.analysis.fitted_replay import FittedReplay
-from kvtool.analysis.reuse_model import EDGES, FitConfig, ReuseModel, fit, index
+from kvtool.analysis.reuse_model import EDGES, VIEWS, FitConfig, ReuseModel, fit, index
 from kvtool.analysis.waits import Waits, waits_of
 from kvtool.cache.reuse_table import (
     DEPTH,
@@ -158,7 +158,7 @@ def population(seed=0, size=6000):
 
 def test_known_hazards_are_found_again():
     waits, long = population(size=20000)
-    model = fit(waits, config=FitConfig(classes=2, shrink=0.2))
+    model = fit(waits, config=FitConfig(classes=2, shrink=0.2, views=VIEWS[:1]))
     assert model is not None
     assert model.table.tree.tolist()[0][0] == OUTPUT and 3 <= model.table.tree[0, 1] < 10
     assert model.uses.tolist() == [(~long).sum(), long.sum()]
@@ -227,7 +227,8 @@ def test_json_keeps_the_model_and_explains_it():
     assert again.to_json() == text
     assert (again.table.parameters(32) == model.table.parameters(32)).all()
     rules = json.loads(text)["rules"]
-    assert sum(rule["uses"] for rule in rules) == 2000
+    for tree in range(len(VIEWS)):
+        assert sum(rule["uses"] for rule in rules if rule["tree"] == tree) == 2000
     assert rules[0]["when"]["output"][1] < 10 and rules[0]["reused"] == pytest.approx(0.6, abs=0.05)
     for rule in rules:  # every wait falls under exactly its own rule
         inside = np.ones(2000, bool)
@@ -241,12 +242,14 @@ def test_json_keeps_the_model_and_explains_it():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d.update(schema="other"), "not a kvtool.reuse-model/1"),
+        (lambda d: d.update(schema="other"), "not a kvtool.reuse-model/2"),
         (lambda d: d.update(traits=["turn"]), "traits"),
         (lambda d: d.pop("hazards"), "missing"),
         (lambda d: d["tree"].__setitem__(0, [3, 4, 0, 0]), "fit together"),  # a walk would never end
         (lambda d: d["tree"].__setitem__(1, [-1, 99, 0, 0]), "fit together"),
         (lambda d: d["edges"].reverse(), "fit together"),
+        (lambda d: d["roots"].pop(0), "fit together"),
+        (lambda d: d["roots"].append(len(d["tree"])), "fit together"),
         (lambda d: d["hazards"][0].__setitem__(0, -1.0), "fit together"),
     ],
 )

@@ -76,6 +76,24 @@ def test_a_renewal_values_every_resident_block_at_its_age() -> None:
     assert pool.state.key[[old, young]].tolist() == [table.worth[0, 2], table.worth[0, 1]]
 
 
+def test_the_worth_of_several_trees_is_their_mean() -> None:
+    """Both trees' numbers lie side by side in the word: first use is class 0 and 3, the second 1 and 2."""
+    tree = np.array(
+        [[USES, 0, 1, 2], [-1, 0, 0, 0], [-1, 1, 0, 0], [HIT, 0, 4, 5], [-1, 3, 0, 0], [-1, 2, 0, 0]]
+    )
+    worth = np.array([[1.0], [2.0], [10.0], [20.0]])
+    table = ReuseTable(tree, np.zeros(0), worth, False, (0, 3))
+    assert table.first_classes == [0, 2]
+    pool = Pool(2, fitted.by_table(table, 16))
+    node = pool.add_node(-1)
+    for now, expected in ((0.0, (1.0 + 20.0) / 2), (1.0, (2.0 + 10.0) / 2)):
+        lease = pool.acquire([node], 1, now)
+        assert lease is not None
+        pool.commit(lease, 1)
+        pool.release(lease)
+        assert pool.state.key[node] == expected
+
+
 def test_appended_blocks_take_over_what_is_known_of_their_request() -> None:
     pool = Pool(4, fitted.by_table(random_table(0), 128))
     first = pool.add_node(-1)

@@ -152,7 +152,7 @@ def test_rebuild_cost_raises_the_worth_of_deep_blocks():
 
 def test_parameters_say_where_their_tables_are():
     parameters = TABLE.parameters(16)
-    assert len(parameters) == 5 + 4 * 5 + 2 + 9
+    assert len(parameters) == 6 + 2 + 4 * 5 + 2 + 9
     assert len(TRAITS) == 10
     assert POLICIES.load("fitted").ages is False
 
