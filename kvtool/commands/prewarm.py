@@ -256,6 +256,9 @@ def run(config: Config) -> "Report":
                 )
             except GateFailed as error:
                 return gate_report(data, error)
+            except KeyboardInterrupt:
+                click.echo(f"{config.out}: files that are complete stay; the same command goes on", err=True)
+                raise
         if reuse is not None:  # else what an earlier run wrote stays
             write_reuse(config.out, reuse)
         data["reuse_model"] = None if reuse is None else len(reuse.hazards)

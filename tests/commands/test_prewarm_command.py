@@ -84,6 +84,18 @@ def test_budget_and_min_requests_shrink_the_plan(common) -> None:
     assert empty.exit_code == 2 and "the plan is empty" in empty.stderr and not Path("never-written").exists()
 
 
+def test_ctrl_c_says_how_to_go_on(common, tmp_path, monkeypatch) -> None:
+    def pressed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kvtool.engine.walk.Walk.blocks", pressed)
+        stopped = kvtool(*common, "--out", tmp_path / "s")
+    assert stopped.exit_code == 1 and "the same command goes on" in stopped.stderr
+    assert list((tmp_path / "s").iterdir()) == []
+    assert kvtool(*common, "--out", tmp_path / "s").exit_code == 0
+
+
 def test_budgets_by_tier_and_the_arithmetic_are_told(common, tmp_path) -> None:
     given = ["--prefill-rate", 1000, "--tier-speed", "host=1GB,disk=100MB"]
     whole = document(*common, "--dry-run", *given)
