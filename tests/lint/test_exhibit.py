@@ -4,10 +4,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from kvtool.lint.check import examine
 from kvtool.lint.corpus import Corpus
 from kvtool.lint.exhibit import AFTER, BEFORE, LINES, WIDTH, exhibits
 from kvtool.lint.private import Private, cut
+from kvtool.lint.rules import RULES
 from kvtool.lint.samples import AGENT, TOOLS, tool
 from kvtool.page import Exhibit
 from kvtool.tokens import PromptEncoder
@@ -146,3 +149,18 @@ def test_instructions_that_do_not_fit_the_others_are_masked_whole(read: Read, en
 def test_runs_of_a_text_are_cut_at_its_spans() -> None:
     assert cut("abcdef", [(1, 3), (2, 4), (6, 6)]) == [("a", False), ("bc", True), ("d", True), ("ef", False)]
     assert cut("abc", []) == [("abc", False)] and cut("", [(0, 0)]) == []
+
+
+@pytest.mark.parametrize("module", RULES.names())
+def test_every_rules_samples_can_be_shown(module: str, read: Read, encoder: PromptEncoder) -> None:
+    """A slot or an outline, a place inside the prompt, the rule's words, a diff only of what an edit does."""
+    rule = RULES.load(module)
+    for sample in rule.invalid:
+        priced = examine(read(sample.rows), encoder, 8)
+        assert priced
+        for one, exhibit in zip(priced, exhibits(priced, False), strict=True):
+            assert [piece for piece in exhibit.pieces if piece.kind == "slot"]
+            assert exhibit.before is None or 0 <= exhibit.before <= exhibit.prompt_tokens
+            assert exhibit.why and exhibit.instead and exhibit.diff_note
+            assert bool(exhibit.diff) <= bool(one.edits)
+            assert all(len(line.text) <= WIDTH + 2 for line in exhibit.diff)
