@@ -10,6 +10,20 @@ class _TooLarge(Exception):
     """Raised where the application reads its body."""
 
 
+DRAINED = 64 << 20
+"""Bytes that are read and dropped before a refusal: a client that still sends would meet a closed connection
+and never read why."""
+
+
+async def _drain(receive: Receive) -> None:
+    dropped = 0
+    while dropped < DRAINED:
+        message = await receive()
+        dropped += len(message.get("body", b""))
+        if not message.get("more_body"):
+            return
+
+
 class BodyLimit:
     """413 for bodies of more than `limit` bytes, whether they say so or not."""
 
@@ -24,6 +38,7 @@ class BodyLimit:
             return
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if not declared.isdigit() or int(declared) > self._limit:
+            await _drain(receive)
             await self._refuse(send)
             return
         received = 0
@@ -34,6 +49,8 @@ class BodyLimit:
             message = await receive()
             received += len(message.get("body", b""))
             if received > self._limit:
+                if message.get("more_body"):
+                    await _drain(receive)
                 raise _TooLarge
             return message
 
