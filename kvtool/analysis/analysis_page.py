@@ -72,8 +72,8 @@ def _caveat(judged: int, requests: int) -> str:
     if judged in (0, requests):
         return ""
     return (
-        f"Findings judge the first {judged:,} of {requests:,} requests, and what fixing one would reach is of "
-        "those; the figures above count the others as they are."
+        f"Findings judge the first {judged:,} of {requests:,} requests, and what fixing one would reach is "
+        "of those; the figures above count the others as they are."
     )
 
 
