@@ -37,9 +37,6 @@ FLOOR, KEYS, TOP = "int4", "k8v4", "int8"
 SHARE = 0.7
 """The floor raises keys of the layers that together hold this share of the keys' damage."""
 
-AIM = 0.5
-"""Share of --max-kl that `auto` aims at on the gate's continuations: they are few, and others lose more."""
-
 RUNGS = [(FLOOR, KEYS, share) for share in (0.0, 0.125, 0.25, 0.3125, 0.375, 0.5, 0.75)]
 RUNGS += [(KEYS, TOP, share) for share in (0.0, 0.25, 0.5, 1.0)]
 """(codec of most blocks, codec of the promoted, share of the measured blocks promoted), tried in turn."""
@@ -155,7 +152,7 @@ def _protecting(plain: Allocation, traffic: Traffic, shape: BlockShape) -> Alloc
 def allocate(
     plan: Plan, traffic: Traffic, trials: Trials, profile: NDArray[np.float64], max_kl: float
 ) -> Allocation:
-    """Choose codecs for `plan`: the first rung whose gate holds amply, else the last, with its verdict.
+    """Choose codecs for `plan`: the first rung whose gate holds, else the last, with its verdict.
 
     profile: damage of each layer's keys and values in FLOOR, [layers, 2]. Blocks that no probe reached take
     the codec of the promoted as soon as one block is promoted.
@@ -174,7 +171,7 @@ def allocate(
         kinds[traffic.protected] = PROTECTED
         tried = _named(kinds.tolist(), codecs)
         verdict = judge(trials, traffic.gates, tried.codec_of, max_kl)
-        if verdict.holds and verdict.kl <= AIM * max_kl:
+        if verdict.holds:
             break
     assert tried is not None
     return _with_verdict(tried, plan, traffic, trials, verdict)
