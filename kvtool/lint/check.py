@@ -160,7 +160,7 @@ def normalized_requests(requests: Sequence[Request], normalizer: Normalizer) -> 
 
 def share_a_list(requests: Sequence[Request]) -> list[bool]:
     """For each request whether another one reads the same message list of the same row."""
-    keys = [(one.source.file, one.source.row, one.source_path("messages")) for one in requests]
+    keys = [(one.source.file, one.source.row, one.source_path("messages[0].content")) for one in requests]
     counts = Counter(keys)
     return [counts[key] > 1 for key in keys]
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvtool.lint.check import share_a_list
+from kvtool.lint.dialect import item_like, part_like
 from kvtool.logs.reader import Row
 from kvtool.prompts import paths
 from kvtool.prompts.normalizer import Normalizer
@@ -132,7 +133,8 @@ def _made(value: Any, change: _Change) -> Any:
     if change.kind == "add":
         if not isinstance(there, list):
             raise Unwritable(f"{change.path} is not a list of parts")
-        return paths.changed(value, steps, lambda _: [*there, change.new])
+        part = part_like(change.new["text"], there)
+        return paths.changed(value, steps, lambda _: [*there, part])
     return _inserted(value, steps, change)
 
 
@@ -142,12 +144,7 @@ def _inserted(value: Any, steps: tuple[paths.Step, ...], change: _Change) -> Any
     at = steps[-1] if steps else None
     if not isinstance(siblings, list) or not isinstance(at, int) or at >= len(siblings):
         raise Unwritable(f"{change.path} is not in a list of messages")
-    neighbour = siblings[at]
-    if not isinstance(neighbour, dict) or not ("role" in neighbour or "type" in neighbour):
+    new = item_like(change.new, siblings[at])
+    if new is None:
         raise Unwritable(f"{change.path} is not a message with a role")
-    new = (
-        {"role": "user", "content": change.new}
-        if "role" in neighbour or ("content" in neighbour and "call_id" in neighbour)
-        else {"type": "text", "text": change.new}
-    )
     return paths.changed(value, steps[:-1], lambda _: [*siblings[: at + 1], new, *siblings[at + 1 :]])

@@ -54,6 +54,7 @@ def _tools(tools: Any, where: str, paths: dict[str, str]) -> list[dict[str, Any]
     else:
         raise BadRow("tools is not a list")
     shaped: list[dict[str, Any]] = []
+    paths["tools"] = where
     for entry, at in entries:
         if not isinstance(entry, dict):
             raise BadRow("tools[] is not an object")
@@ -67,13 +68,14 @@ def _tools(tools: Any, where: str, paths: dict[str, str]) -> list[dict[str, Any]
             if name != key or not isinstance(functions, list):
                 paths[f"tools[{len(shaped)}]"] = f"{at}.{name}"
                 shaped.append({"type": name, name: value})
+            elif len(entries) == len(entry) == 1:  # the usual case: one list, whose order is the tools'
+                paths["tools"] = f"{at}.{name}"
     return shaped
 
 
 def _content(prompt: Prompt, content: Any, where: str, role: str) -> None:
-    ours = len(prompt.messages)
     if isinstance(content, str):
-        prompt.paths[f"messages[{ours}].content"] = where
+        prompt.paths[f"messages[{len(prompt.messages)}].content"] = where
         prompt.messages.append({"role": role, "content": content})
         return
     if not isinstance(content, dict):
@@ -91,7 +93,9 @@ def _content(prompt: Prompt, content: Any, where: str, role: str) -> None:
             raise BadRow("contents[].parts[] is not an object")
         answer, key = _get(part, "functionResponse", "function_response")
         if isinstance(answer, dict):
-            prompt.paths[f"messages[{len(prompt.messages)}].content"] = f"{at}.{key}.response"
+            ours = f"messages[{len(prompt.messages)}]"
+            prompt.paths[ours] = at
+            prompt.paths[f"{ours}.content"] = f"{at}.{key}.response"
             prompt.messages.append(
                 {
                     "role": "tool",
@@ -104,6 +108,7 @@ def _content(prompt: Prompt, content: Any, where: str, role: str) -> None:
         if message is None:
             message = {"role": role, "content": []}
             prompt.paths[f"messages[{len(prompt.messages)}]"] = where
+            prompt.paths[f"messages[{len(prompt.messages)}].content"] = f"{where}.parts"
             prompt.messages.append(message)
         _part(prompt, message, part, at)
     if not parts:

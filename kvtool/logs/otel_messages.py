@@ -76,6 +76,7 @@ def _message(prompt: Prompt, message: dict[str, Any], where: str, parts_at: str)
         kind = part.get("type")
         if kind == "tool_call_response":
             field = "response" if "response" in part else "result"
+            prompt.paths[f"messages[{len(prompt.messages)}]"] = where
             prompt.paths[f"messages[{len(prompt.messages)}].content"] = f"{at}.{field}"
             result: Message = {"role": "tool", "content": as_text(part.get(field))}
             prompt.messages.append({**result, "tool_call_id": part.get("id")})
@@ -114,7 +115,8 @@ def _part(prompt: Prompt, message: Message, part: dict[str, Any], at: str) -> No
         first = message["content"]
         message["content"] = [{"type": "text", "text": first}] if first else []
         if first:
-            prompt.paths[f"{ours}.content[0].text"] = prompt.paths.pop(f"{ours}.content")
+            prompt.paths[f"{ours}.content[0].text"] = prompt.paths[f"{ours}.content"]
+        prompt.paths[f"{ours}.content"] = at.rpartition("[")[0]
     index = len(message["content"])
     prompt.paths[f"{ours}.content[{index}]"] = at
     if isinstance(text, str):
