@@ -3,10 +3,14 @@
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvtool.page import Page, Storage, StoredBlock
+from kvtool.renderers.html import write_page
+from kvtool.report import Report
 from tests.browser import Visit
 from tests.renderers.html.conftest import Made
 
@@ -157,3 +161,28 @@ def test_hostile_text_is_shown_and_does_nothing(visit: Open, hostile: Made) -> N
     assert "</script>" in page.inner_text("body")
     assert page.evaluate("window.hacked") is None
     assert seen.complaints == [] and seen.requests == []
+
+
+def test_a_plan_shows_what_is_protected_and_what_is_unknown(visit: Open, tmp_path: Path) -> None:
+    cells = [
+        StoredBlock(2, 0, 9, 4000, 16.0, 0.0, True, "half"),
+        StoredBlock(3, 2, 5, 2400, 4.5, 0.002, False, "int4"),
+        StoredBlock(1, 5, 2, 900, 8.3, None, False, "int8"),
+    ]
+    page = Page("Plan", "of a test", storage=Storage(cells, [(0, 0), (4000, 90), (7300, 160)], 8192))
+    path = tmp_path / "plan.html"
+    write_page(Report({}, page=page), path)
+    seen = visit(path)
+    seen.page.wait_for_selector("html[data-ready]")
+    strip = seen.page.locator("[data-chart=strip]")
+    assert strip.locator("text", has_text="protected").count() == 1
+    colours = [rect.get_attribute("fill") for rect in strip.locator("rect").all()]
+    assert colours.count("var(--new)") == 1  # the one KL that nobody measured
+    assert len([one for one in colours if one and "--served" in one]) == 3
+    assert "color-mix(in oklab, var(--lost-fill) 100%, var(--wash))" in colours
+    assert "budget" in seen.page.locator("[data-chart=value]").inner_text()
+    seen.page.locator("#strip .data summary").click()
+    assert "not measured" in seen.page.inner_text("#strip tbody") and "2.00e-03" in seen.page.inner_text(
+        "#strip"
+    )
+    assert seen.complaints == [] and seen.requests == [] and seen.serious_violations() == []
