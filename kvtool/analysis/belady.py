@@ -8,10 +8,11 @@ closed under prefixes, and plain MIN with bypass is exact.
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numpy.typing import NDArray
 
 from kvtool.analysis.workload import Workload
+from kvtool.compiling import njit
 
 NEVER = np.iinfo(np.int64).max
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numba import njit, types
+from numba import types
 from numpy.typing import NDArray
 
 from kvtool.analysis.runs import Runs
 from kvtool.analysis.trie import NO_RUN, BlockTrie
 from kvtool.analysis.workload import META, Space, Workload
 from kvtool.blocks import TokenIds
+from kvtool.compiling import njit
 from kvtool.errors import KvtoolError
 from kvtool.logs.traces import TraceBatch
 from kvtool.requests import Request

@@ -9,12 +9,13 @@ for good, so it is one entry of the stack, as high as it has blocks.
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from kvtool.analysis.flops import TYPICAL, Prefill
 from kvtool.analysis.hit_rates import ratio
 from kvtool.analysis.rates import Rates
 from kvtool.analysis.workload import PromptTree
+from kvtool.compiling import njit
 
 SHARES = (0.01, 0.03, 0.05, 0.1, 0.3, 1.0)
 """Capacities at which a curve is reported, as shares of the distinct blocks."""

@@ -10,13 +10,13 @@ counts alone were off by 6.0 and 1.01, and ranked worse at ten of twelve budgets
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from kvtool.analysis.reuse_model import ReuseModel
 from kvtool.analysis.workload import Workload
 from kvtool.cache import core
 from kvtool.cache.aging import conclude, observe
+from kvtool.compiling import njit
 
 Floats = NDArray[np.float64]
 

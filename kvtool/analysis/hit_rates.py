@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numpy.typing import NDArray
 
 from kvtool.analysis.trie import BlockTrie
 from kvtool.analysis.workload import PromptTree
 from kvtool.blocks import TokenIds
+from kvtool.compiling import njit
 
 
 @dataclass(frozen=True)

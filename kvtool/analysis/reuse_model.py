@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from kvtool.analysis.waits import Waits
@@ -41,6 +40,7 @@ from kvtool.cache.reuse_table import (
     WIDTH,
     ReuseTable,
 )
+from kvtool.compiling import njit
 from kvtool.errors import KvtoolError
 
 SCHEMA = "kvtool.reuse-model/2"

@@ -12,12 +12,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numpy.typing import NDArray
 
 from kvtool.analysis.spool import let_go, spooled
 from kvtool.analysis.workload import PromptTree, Workload
 from kvtool.blocks import BlockHash, TokenIds, child_hash
+from kvtool.compiling import njit
 
 Numbers = NDArray[np.int64]
 

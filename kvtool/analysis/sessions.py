@@ -5,9 +5,10 @@ from dataclasses import replace
 from typing import Any, TypeVar, overload
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from kvtool.analysis.workload import PromptTree
+from kvtool.compiling import njit
 
 Tree = TypeVar("Tree", bound=PromptTree)
 

@@ -11,10 +11,11 @@ equal. Blocks are numbered in order of insertion, and a run's blocks have number
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numpy.typing import NDArray
 
 from kvtool.analysis.spool import Spool, let_go
+from kvtool.compiling import njit
 
 NO_RUN = -1
 

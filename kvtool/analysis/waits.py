@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from kvtool.analysis.workload import Workload
 from kvtool.cache import core
 from kvtool.cache.aging import conclude, observe
 from kvtool.cache.reuse_table import CLASS_SHIFT, ReuseTable
+from kvtool.compiling import njit
 
 STUMP = ReuseTable(np.array([[-1, 0, 0, 0]]), np.zeros(0), np.zeros((1, 1)), False)
 """Every block in one class: enough to have traits noted."""

@@ -12,10 +12,11 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numba import njit, types
+from numba import types
 from numpy.typing import NDArray
 
 from kvtool.blocks import BlockHash, TokenIds, child_hash, namespace
+from kvtool.compiling import njit
 
 Space = tuple[str | None, str | None]
 """(model, tenant): requests of different spaces never share a block."""

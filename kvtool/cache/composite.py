@@ -6,9 +6,8 @@ sessions share it. Its logarithm is kept: an exponential decay then keeps the or
 
 import math
 
-from numba import njit
-
 from kvtool.cache.policy import KEY_SIGNATURE
+from kvtool.compiling import njit
 
 WEIGHTS = ("tau", "frequency", "rebuild", "sharing", "growth")
 DEFAULTS = (100.0, 0.2, 0.05, 0.2, 0.01917)

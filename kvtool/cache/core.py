@@ -9,10 +9,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, typeof, types
+from numba import typeof, types
 from numpy.typing import NDArray
 
 from kvtool.cache.policy import KEY_TYPE
+from kvtool.compiling import njit
 
 HEAP, FREE, TURN, HELD, TOUCHED = 0, 1, 2, 3, 4
 """Fields of `State.control`: blocks in the heap, slots on the free stack, requests seen, slots that are

@@ -7,8 +7,10 @@ byte that it is not sure of; the caller then reads that chunk row by row.
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numpy.typing import NDArray
+
+from kvtool.compiling import njit
 
 KEYS = ("timestamp", "input_length", "output_length", "hash_ids", "chat_id", "parent_chat_id", "turn", "type")
 TIMESTAMP, INPUT, OUTPUT, IDS, CHAT, PARENT = range(6)

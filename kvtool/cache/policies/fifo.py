@@ -1,8 +1,7 @@
 """fifo: the block that came longest ago leaves first, however often it was used since."""
 
-from numba import njit
-
 from kvtool.cache.policy import KEY_SIGNATURE, Policy
+from kvtool.compiling import njit
 
 
 @njit(KEY_SIGNATURE, cache=True)

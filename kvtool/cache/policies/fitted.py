@@ -6,12 +6,11 @@ the request that used it ends, and its worth changes while it waits.
 
 import math
 
-from numba import njit
-
 from kvtool.cache.composite import DEFAULTS
 from kvtool.cache.composite import key as composite
 from kvtool.cache.policy import KEY_SIGNATURE, Policy
 from kvtool.cache.reuse_table import ReuseTable
+from kvtool.compiling import njit
 
 POLICY = Policy("fitted", composite, DEFAULTS)
 

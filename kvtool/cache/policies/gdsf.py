@@ -4,9 +4,8 @@ All blocks have one size, so what remains is frequency times cost: the linear la
 every block, attention grows with its depth.
 """
 
-from numba import njit
-
 from kvtool.cache.policy import KEY_SIGNATURE, Policy
+from kvtool.compiling import njit
 
 
 @njit(KEY_SIGNATURE, cache=True)

@@ -1,8 +1,7 @@
 """lfu: the block with the fewest touches since it came leaves first; ties go by recency."""
 
-from numba import njit
-
 from kvtool.cache.policy import KEY_SIGNATURE, Policy
+from kvtool.compiling import njit
 
 
 @njit(KEY_SIGNATURE, cache=True)

@@ -4,9 +4,8 @@ The key of the last evicted block is added to a block's count when it is touched
 were hot long ago fall behind those that are in use now.
 """
 
-from numba import njit
-
 from kvtool.cache.policy import KEY_SIGNATURE, Policy
+from kvtool.compiling import njit
 
 
 @njit(KEY_SIGNATURE, cache=True)

@@ -4,9 +4,8 @@ Turns, not seconds: requests that arrive in the same instant still have an order
 eviction this is vLLM's free queue, where a request's blocks are returned tail first.
 """
 
-from numba import njit
-
 from kvtool.cache.policy import KEY_SIGNATURE, Policy
+from kvtool.compiling import njit
 
 
 @njit(KEY_SIGNATURE, cache=True)

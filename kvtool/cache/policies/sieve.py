@@ -8,9 +8,8 @@ blocks that cannot leave (held, or with children) are taken as soon as they can,
 queue before room is made for them, so that those which come at the very end of a round still belong to it.
 """
 
-from numba import njit
-
 from kvtool.cache.policy import KEY_SIGNATURE, Policy
+from kvtool.compiling import njit
 
 ROUND = 2.0**32
 """More than there are turns."""

@@ -13,7 +13,7 @@ TILE_ROWS = 128
 """Rows (tokens x query heads of a group) of a prefill tile, for keys of up to WIDE_KEY bytes."""
 
 WIDE_KEY = 256
-"""Wider keys get tiles of a quarter of the rows: their tiles would not fit in the shared memory of every GPU."""
+"""Wider keys get tiles of a quarter of the rows, which fit in the shared memory of every GPU."""
 
 PROGRAMS_PER_PROCESSOR = 2
 """Programs that a decode launch should offer each multiprocessor."""
