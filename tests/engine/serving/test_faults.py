@@ -53,7 +53,7 @@ def test_five_hundred_requests_at_once_all_finish_or_are_refused(serving: Servin
         block_size=8,
         device_blocks=30,
         host_memory=8 * 2048,
-        max_queue=200,
+        max_queue=60,
         max_running=4,
     ) as running:
         answers = asyncio.run(send_all(running.url))
@@ -63,7 +63,7 @@ def test_five_hundred_requests_at_once_all_finish_or_are_refused(serving: Servin
         requests = running.counts["requests"]
     finished = [number for number, answer in enumerate(answers) if answer.status_code == 200]
     refused = [answer for answer in answers if answer.status_code == 429]
-    assert len(finished) + len(refused) == 500 and len(finished) == requests >= 204
+    assert len(finished) + len(refused) == 500 and len(finished) == requests >= 64
     assert all(said(answers[number]) == right[prompts[number]] for number in finished)
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
 

@@ -39,7 +39,7 @@ def document(running: Any) -> Any:
 
 
 MANNERS = settings(
-    max_examples=12,
+    max_examples=7,
     derandomize=True,
     database=None,
     deadline=None,
