@@ -1,4 +1,4 @@
-"""From a request's sampling fields to the function that picks its tokens."""
+"""From a request's sampling fields to the function that picks its tokens, and how likely those were."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvtool.engine.compute.sampler import Sampling, sample
-from kvtool.engine.serving.generation import Choose
+from kvtool.engine.serving.generation import Choose, TokenLogprob
 
 
 def chooser(
@@ -29,3 +29,11 @@ def chooser(
         return sample(edited, sampling, len(generated))
 
     return choose
+
+
+def logprob_of(logits: Tensor, token: int, top: int) -> TokenLogprob:
+    """The chosen token's log probability among `logits` [vocab], and those of the `top` likeliest."""
+    scores = logits.float().log_softmax(-1)
+    values, ids = scores.topk(top) if top else (scores[:0], scores[:0])
+    likeliest = tuple(zip(ids.long().tolist(), values.tolist(), strict=True))
+    return TokenLogprob(token, float(scores[token]), likeliest)

@@ -20,8 +20,9 @@ from kvtool.blocks import reusable_blocks
 from kvtool.cache.index import BlockIndex
 from kvtool.cache.tiers import Tier, TieredPool
 from kvtool.engine.compute.runner import Chunk
+from kvtool.engine.serving.choosing import logprob_of
 from kvtool.engine.serving.foresight import Foresight, Session
-from kvtool.engine.serving.generation import Generation, TokenLogprob
+from kvtool.engine.serving.generation import Generation
 from kvtool.engine.serving.loading import Loads, Store
 from kvtool.engine.serving.pins import Pins
 from kvtool.engine.serving.prefetch import Prefetch
@@ -192,9 +193,8 @@ class Scheduler:
             request.named = len(request.tokens)
 
     def _admit(self) -> None:
-        now = self._clock()
-        self.pins.expire(now)
-        self.kept.expire(now)
+        for pins in (self.pins, self.kept):
+            pins.expire(self._clock())
         queued = (node for request in [*self.waiting, *self.running] for node in request.nodes)
         self.index.trim(chain(queued, self.prefetch.nodes()))
         if not self.waiting:
@@ -217,10 +217,7 @@ class Scheduler:
             coming.update(request.nodes[request.lease.published :])
 
     def _next(self, passed: set[int]) -> Generation | None:
-        """Whose turn it is: the tenant with the least running, then priority, then who came first.
-
-        In this order, since a tenant chooses its priorities itself.
-        """
+        """Whose turn it is: the tenant with the least running; of its requests priority, then age decides."""
         busy = Counter(request.root for request in self.running)
         left = [request for request in self.waiting if id(request) not in passed]
         return min(left, key=lambda request: (busy[request.root], request.priority), default=None)
@@ -360,11 +357,9 @@ class Scheduler:
         """What the session's next request will probably begin with, and how long its client wants it kept."""
         if request.nodes:
             self.foresight.ended(session, request.nodes[-1])
-        if request.keep is None:
-            return
-        if request.keep > 0:
+        if request.keep:
             self.kept.hold(request.nodes, request.keep, self._clock(), session)
-        else:  # there is no next request
+        elif request.keep == 0:  # there is no next request
             self.kept.let_go(session)
             self.foresight.forget(session)
 
@@ -396,17 +391,9 @@ class Scheduler:
 
     def _choose(self, request: Generation, logits: Any) -> None:
         token = request.choose(logits, request.generated)
-        logprob = None
-        if request.top_logprobs is not None:
-            logprob = _logprob(logits, token, request.top_logprobs)
+        top = request.top_logprobs
+        logprob = None if top is None else logprob_of(logits, token, top)
         self.counts["generated_tokens"] += 1
         request.accept(token, logprob)
         if request.finish is not None:
             self._leave(request)
-
-
-def _logprob(logits: Any, token: int, top: int) -> TokenLogprob:
-    scores = logits.float().log_softmax(-1)
-    values, ids = scores.topk(top) if top else (scores[:0], scores[:0])
-    likeliest = tuple(zip(ids.long().tolist(), values.tolist(), strict=True))
-    return TokenLogprob(token, float(scores[token]), likeliest)
