@@ -31,7 +31,7 @@ def slot_candidate(rule: SlotRule, slot: Slot, corpus: Corpus) -> Candidate:
             repair.texts[index].append((place.path, place.start - left, place.end + right, ""))
     first = corpus.first([index for index, place in slot.places.items() if place.value])
     place = slot.places[first]
-    optional = "" in values  # a block that comes and goes brings its line end along
+    optional = "" in values and bool(place.value.strip())  # what comes and goes brings its line end along
     lead = len(place.value) - len(place.value.lstrip()) if optional else 0
     trail = len(place.value) - len(place.value.rstrip()) if optional else 0
     edit = slot_edit(rule, slot, corpus)

@@ -223,3 +223,17 @@ def test_tokens_of_the_text_taken_away_are_no_loss(read: Read, encoder: PromptEn
     (found,) = find(read(rows), encoder, 32)
     behind = len(AGENT * 3) // 4
     assert 2 * behind < found.lost_tokens <= 3 * (behind + 32)  # three sessions compute it once too often
+
+
+def test_a_value_of_spaces_is_found_where_it_stands(
+    read: Read, rows: list[dict[str, Any]], encoder: PromptEncoder
+) -> None:
+    planted = apart(rows)
+    for number, row in enumerate(planted):
+        system = row["messages"][0]
+        system["content"] = f"Be brief.{'  ' if number % 2 else ' '}Be kind.\n" + system["content"]
+    (one,) = find(read(planted), encoder, BLOCK_SIZE)
+    place = one.location
+    text = planted[place.row - 1]["messages"][0]["content"]
+    assert (place.path, place.end - place.start) == ("messages[0].content", 1)
+    assert text[: place.end] == "Be brief.  "
