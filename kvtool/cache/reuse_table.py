@@ -98,9 +98,9 @@ def with_code(traits: Any, trait: Any, code: Any) -> Any:
 
 @compiled(types.int64(types.float64))
 def doublings(x: Any) -> Any:
-    """Bit length of x: 0 below 1, 1 below 2, 2 below 4, ..."""
+    """Bit length of x: 0 below 1, 1 below 2, 2 below 4, ... 63 from 2**62, infinity too."""
     n: Any = 0
-    while x >= 1.0:
+    while x >= 1.0 and n < 63:
         x *= 0.5
         n += 1
     return n

@@ -112,3 +112,4 @@ def test_codes_are_packed_side_by_side_and_saturate() -> None:
     assert word == (1 << sum(WIDTH)) - 1
     assert code_of(with_code(word, PAUSE, 3), PAUSE) == 3
     assert [seconds_code(x) for x in (0.0, 4.9, 5.1, 7.2, 30.0, 100.0)] == [1, 1, 2, 3, 7, 10]
+    assert [seconds_code(x) for x in (1e200, float("inf"), float("nan"))] == [64, 64, 1], "it ends"
