@@ -18,6 +18,7 @@ from kvtool.engine.compute.arena import Arena, block_bytes
 from kvtool.engine.compute.load import load_model
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.runner import Runner
+from kvtool.engine.serving.choosing import on_device, one_by_one
 from kvtool.engine.serving.config import ServeConfig
 from kvtool.engine.serving.events import KvEvents, Publisher
 from kvtool.engine.serving.public import PublicPrefixes
@@ -150,6 +151,7 @@ def build_engine(config: ServeConfig, observer: Observer) -> Engine:
         Limits(max(config.chunk_tokens, block_size), config.max_running),
         time.monotonic,
         read_outlook(config.shards) if config.shards is not None else None,
+        on_device if model.device.type == "cuda" else one_by_one,
     )
 
     def back_up() -> bool:

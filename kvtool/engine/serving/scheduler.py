@@ -20,7 +20,7 @@ from kvtool.blocks import reusable_blocks
 from kvtool.cache.index import BlockIndex
 from kvtool.cache.tiers import Tier, TieredPool
 from kvtool.engine.compute.runner import Chunk
-from kvtool.engine.serving.choosing import logprob_of
+from kvtool.engine.serving.choosing import Pick, logprob_of, one_by_one
 from kvtool.engine.serving.foresight import Foresight, Session
 from kvtool.engine.serving.generation import Generation
 from kvtool.engine.serving.loading import Loads, Store
@@ -59,6 +59,7 @@ class Scheduler:
         limits: Limits,
         clock: Callable[[], float],
         outlook: Outlook | None = None,
+        pick: Pick = one_by_one,
     ) -> None:
         self.pool = pool
         self.index = index
@@ -72,6 +73,7 @@ class Scheduler:
         self.prefetch = Prefetch(pool, store, self.rates, self.counts, self.execute_moves)
         self.foresight = Foresight(outlook, index, store.chain_to, self.prefetch)
         self._forward = forward
+        self._pick = pick
         self._store = store
         self._limits = limits
         self._clock = clock
@@ -119,6 +121,9 @@ class Scheduler:
         chunks = [self._chunk(request, count) for request, count in batch]
         begun = self._clock()
         logits = self._forward(chunks)
+        asking = [request for (request, _), chunk in zip(batch, chunks, strict=True) if chunk.want_logits]
+        tokens = iter(self._pick(logits, [(request.choose, request.generated) for request in asking]))
+        # A GPU is done when its tokens are here.
         self.rates.computed(sum(count for _, count in batch), self._clock() - begun)
         self.counts["steps"] += 1
         row = 0
@@ -127,7 +132,7 @@ class Scheduler:
             self.counts["computed_tokens"] += count
             self._publish(request)
             if chunk.want_logits:
-                self._choose(request, logits[row])
+                self._accept(request, next(tokens), logits[row])
                 row += 1
         return True
 
@@ -389,8 +394,7 @@ class Scheduler:
             request.nodes.append(node)
         self.pool.commit(lease, min(full, len(lease.nodes)))
 
-    def _choose(self, request: Generation, logits: Any) -> None:
-        token = request.choose(logits, request.generated)
+    def _accept(self, request: Generation, token: int, logits: Any) -> None:
         top = request.top_logprobs
         logprob = None if top is None else logprob_of(logits, token, top)
         self.counts["generated_tokens"] += 1
