@@ -92,8 +92,12 @@ class Table:
 
 @dataclass(slots=True)
 class Report:
-    """What a command returns. Ten lines first: headline, then tables and findings, then notes, then
-    `closing`, the line that a reader must not miss. page: for --report, made only where it is asked for."""
+    """What a command returns. Ten lines first: headline, then findings and tables, then notes, then
+    `closing`, the line that a reader must not miss.
+
+    details: tables that a terminal shows only with `all_details`, and then all findings too, not the five
+    dearest. page: for --report, made only where it is asked for.
+    """
 
     data: dict[str, Any]
     headline: list[str] = field(default_factory=list)
@@ -101,4 +105,6 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     closing: list[str] = field(default_factory=list)
+    details: list[Table] = field(default_factory=list)
+    all_details: bool = True
     page: Page | None = None

@@ -67,7 +67,7 @@ def present(document: dict[str, Any], findings: Sequence[Finding]) -> Report:
         f"{skipped['rows']:,} rows skipped: {skipped['reason']} (first at {skipped['first']})"
         for skipped in source["skipped"]
     ]
-    tables = [
+    details = [
         Table(
             "Block sizes",
             [
@@ -96,10 +96,17 @@ def present(document: dict[str, Any], findings: Sequence[Finding]) -> Report:
                 for row in document["hot_prefixes"]
             ],
         ),
-        Table("Advice", [Column(""), Column("")], [[row["code"], row["text"]] for row in document["advice"]]),
     ]
+    advice = Table(
+        "Advice", [Column(""), Column("")], [[row["code"], row["text"]] for row in document["advice"]]
+    )
     return Report(
-        document, headline, [table for table in tables if table.rows], list(findings), source["notes"]
+        document,
+        headline,
+        [advice] if advice.rows else [],
+        list(findings),
+        source["notes"],
+        details=[table for table in details if table.rows],
     )
 
 

@@ -52,6 +52,7 @@ class Config:
     report: Path | None = None
     model: str | None = None
     show_values: bool = False
+    details: bool = False
 
 
 @click.command(
@@ -81,6 +82,7 @@ class Config:
 @flops_option
 @click.option("--show-values", is_flag=True, help="Print values in the report as they are, not masked.")
 @output_format("terminal", "json", "markdown")
+@click.option("--details", is_flag=True, help="Also block sizes, capacities and hot prefixes, all findings.")
 @click.option("--min-hit-rate", type=Rate(), help="Exit 1 below this token hit rate (0.4 or 40%).")
 @click.option(
     "--fail-on", metavar="WHAT", help="Exit 1 on findings: error, warning, or a code such as KV101."
@@ -133,6 +135,7 @@ def run(config: Config) -> tuple["Report", bool]:
     failed = config.fail_on is not None and any(stops(finding, config.fail_on) for finding in findings)
     enough = config.min_hit_rate is None or analysis.rates.tokens >= config.min_hit_rate
     report = present(document, findings)
+    report.all_details = config.details
     if config.report is not None:
         report.page = page(config, analysis, document, priced, shape)
         write_page(report, config.report)

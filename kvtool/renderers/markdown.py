@@ -9,7 +9,7 @@ from kvtool.report import Finding, Report, Table
 def render(report: Report) -> None:
     """Write the report as GitHub-flavoured Markdown."""
     parts = ["\n".join(f"{_escape(line)}  " for line in report.headline)]
-    parts += [_table(table) for table in report.tables]
+    parts += [_table(table) for table in (*report.tables, *report.details)]
     if report.findings:
         parts.append("### Findings")
         parts += [_finding(finding) for finding in report.findings]

@@ -1,10 +1,13 @@
-"""terminal: what a person sees. Headline first, then tables, findings by price, notes last."""
+"""terminal: what a person sees. Headline first, then findings by price, tables, notes last."""
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
 from kvtool.report import Column, Finding, Report, Table
+
+DEAREST = 5
+"""Findings shown where details are not asked for."""
 
 COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
@@ -14,19 +17,40 @@ def render(report: Report) -> None:
     console = Console(highlight=False)
     for line in report.headline:
         console.print(escape(line))
+    shown = report.findings if report.all_details else report.findings[:DEAREST]
+    for finding in shown:
+        _finding(console, finding)
     for table in report.tables:
         _table(console, table)
-    for finding in report.findings:
-        _finding(console, finding)
+    if report.all_details:
+        for table in report.details:
+            _table(console, table)
+    else:
+        _say_more(console, report)
     for note in report.notes:
         console.print(f"[dim]note:[/] {escape(note)}")
     for line in report.closing:
         console.print(escape(line))
 
 
+def _say_more(console: Console, report: Report) -> None:
+    """What `--details` would add."""
+    more = [table.title for table in report.details]
+    if (hidden := len(report.findings) - DEAREST) > 0:
+        more.insert(0, f"{hidden} cheaper findings")
+    if more:
+        console.print()
+        console.print(f"[dim]--details shows[/] {escape(', '.join(more))}")
+
+
 def _table(console: Console, table: Table) -> None:
     drawn = RichTable(
-        title=table.title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+        title=table.title or None,
+        title_justify="left",
+        show_header=any(column.title for column in table.columns),
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
     )
     for column in table.columns:
         drawn.add_column(column.title, justify="left" if column.unit == "text" else "right", overflow="fold")

@@ -1,5 +1,7 @@
 """terminal: units, and text from a log that must stay text."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvtool.renderers.terminal import render, show, show_bytes
@@ -61,3 +63,21 @@ def test_markup_in_a_log_is_printed_not_obeyed(capsys: pytest.CaptureFixture[str
         "note: a [note]",
     ):
         assert text in out
+
+
+def test_ten_lines_first_and_the_rest_when_asked_for(
+    finding: Finding, capsys: pytest.CaptureFixture[str]
+) -> None:
+    findings = [replace(finding, message=f"cause {number}") for number in range(7)]
+    advice = Table("Advice", [Column(""), Column("")], [["routing", "by prefix"]])
+    sizes = Table("Block sizes", [Column("tokens", "count")], [[4321]])
+    report = Report({}, ["hit rate"], [advice], findings, details=[sizes], all_details=False)
+    render(report)
+    brief = capsys.readouterr().out
+    assert "cause 4" in brief and "cause 5" not in brief and "4,321" not in brief
+    assert brief.index("cause 4") < brief.index("by prefix")
+    assert "--details shows 2 cheaper findings, Block sizes" in brief
+    report.all_details = True
+    render(report)
+    whole = capsys.readouterr().out
+    assert "cause 6" in whole and "4,321" in whole and "--details" not in whole
