@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import os
 import shutil
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -31,25 +32,37 @@ Rows = Iterable[tuple[Source, Any]]
 def write_log(path: str | Path, rows: Rows, like: Log) -> None:
     """Write `rows` (in the order of `like.rows()`) in the container and format that `like` has.
 
-    A log of several files becomes a folder of files with their names; `.gz` and `.zst` go by the name to be
-    written. Each file is whole or absent. Raises KvtoolError for a target that is one of the inputs.
+    A log of several files becomes a folder of files with their names, and with their own folders where names
+    repeat; `.gz` and `.zst` go by the name to be written. Each file is whole or absent. Raises KvtoolError
+    for a target that is one of the inputs.
     """
     target = Path(path)
     containers = {file.path: file.container for file in like.sources}
     inputs = list(dict.fromkeys(container.input.file for container in containers.values()))
     grouped = groupby(rows, key=lambda row: containers[row[0].file].input.file)
     if len(inputs) == 1:
+        if target.is_dir():
+            raise KvtoolError(f"{target} is a folder", f"name a file, such as {target / Path(inputs[0]).name}")
         for file, group in grouped:
             _write_file(target, file, group, containers)
         return
-    names = [Path(file).name for file in inputs]
-    if len(set(names)) < len(names):
-        raise KvtoolError(f"{target}: several input files have the same name", "normalize them one by one")
     if target.exists() and not target.is_dir():
         raise KvtoolError(f"{target} is a file", "several logs are written into a folder")
-    target.mkdir(parents=True, exist_ok=True)
+    names = _names(inputs)
+    for name in names.values():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
     for file, group in grouped:
-        _write_file(target / Path(file).name, file, group, containers)
+        _write_file(target / names[file], file, group, containers)
+
+
+def _names(inputs: list[str]) -> dict[str, Path]:
+    """Input -> its name in the output folder: with its own folders where two have the same name."""
+    names = {file: Path(Path(file).name) for file in inputs}
+    if len(set(names.values())) == len(names):
+        return names
+    whole_paths = {file: Path(file).resolve() for file in inputs}
+    root = os.path.commonpath([path.parent for path in whole_paths.values()])
+    return {file: path.relative_to(root) for file, path in whole_paths.items()}
 
 
 def _write_file(target: Path, file: str, rows: Rows, containers: dict[str, Container]) -> None:

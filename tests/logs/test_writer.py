@@ -145,3 +145,24 @@ def test_unreadable_is_what_rows_hand_out(tmp_path):
     source.write_text('[{"prompt": "a"}, {"prompt": bad}]')
     rows = list(open_log([str(source)]).rows())
     assert rows[1].value == Unreadable("not JSON", b'{"prompt": bad}')
+
+
+def test_files_of_one_name_keep_their_folders(tmp_path):
+    for day, text in (("mon", "a"), ("tue", "b")):
+        (tmp_path / "logs" / day).mkdir(parents=True)
+        (tmp_path / "logs" / day / "log.jsonl").write_text(json.dumps({"prompt": text}) + "\n")
+    copy([tmp_path / "logs"], tmp_path / "out")
+    written = {
+        str(path.relative_to(tmp_path / "out")): json.loads(path.read_text())["prompt"]
+        for path in (tmp_path / "out").rglob("*.jsonl")
+    }
+    assert written == {"mon/log.jsonl": "a", "tue/log.jsonl": "b"}
+    with pytest.raises(KvtoolError, match="is the input"):
+        copy([tmp_path / "logs"], tmp_path / "logs")
+
+
+def test_one_file_is_not_written_to_a_folder(samples, tmp_path):
+    with pytest.raises(KvtoolError, match="is a folder") as raised:
+        copy([samples / "text.jsonl"], tmp_path)
+    assert raised.value.hint == f"name a file, such as {tmp_path / 'text.jsonl'}"
+    assert not list(tmp_path.iterdir())
