@@ -52,6 +52,23 @@ def exclusive(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def write_companion(path: Path, text: str) -> None:
+    """Write a JSON file that lies beside shards, over an older one; the same bytes are not written again."""
+    data = text.encode()
+    if not path.is_file() or path.read_bytes() != data:
+        write_private(path, data)
+
+
+def read_companion(path: Path) -> str | None:
+    """Its text, None where there is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise KvtoolError(f"{path}: {error}", "run prewarm again, or delete the file") from error
+
+
 def leftovers(folder: Path) -> list[Path]:
     """Temporary files that a crash left behind, sorted."""
     return sorted(path for path in folder.iterdir() if path.name.startswith(".") and path.suffix == ".tmp")

@@ -16,7 +16,7 @@ from kvtool.analysis.sessions import infer_sessions
 from kvtool.analysis.transitions import ANY, GROWS, Transitions, learn_transitions
 from kvtool.analysis.workload import Workload
 from kvtool.blocks import BlockHash, child_hash
-from kvtool.engine.storage.files import write_private
+from kvtool.engine.storage.files import read_companion, write_companion
 from kvtool.engine.storage.identity import Identity
 from kvtool.errors import KvtoolError
 
@@ -99,23 +99,15 @@ def join(outlooks: Sequence[Outlook]) -> Outlook:
 
 
 def write_outlook(folder: Path, outlook: Outlook) -> None:
-    """Write as a whole, over an older one; the same bytes are not written again."""
-    data = outlook.to_json().encode()
-    path = folder / OUTLOOK
-    if not path.is_file() or path.read_bytes() != data:
-        write_private(path, data)
+    """Write it over an older one."""
+    write_companion(folder / OUTLOOK, outlook.to_json())
 
 
 def read_outlook(folder: Path) -> Outlook | None:
     """The outlook of `folder`, None if it has none. KvtoolError if the file is no such thing."""
     path = folder / OUTLOOK
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise KvtoolError(f"{path}: {error}", "run prewarm again, or delete the file") from error
-    return Outlook.from_json(text, str(path))
+    text = read_companion(path)
+    return None if text is None else Outlook.from_json(text, str(path))
 
 
 class _Hashes:
