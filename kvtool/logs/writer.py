@@ -42,7 +42,9 @@ def write_log(path: str | Path, rows: Rows, like: Log) -> None:
     grouped = groupby(rows, key=lambda row: containers[row[0].file].input.file)
     if len(inputs) == 1:
         if target.is_dir():
-            raise KvtoolError(f"{target} is a folder", f"name a file, such as {target / Path(inputs[0]).name}")
+            raise KvtoolError(
+                f"{target} is a folder", f"name a file, such as {target / Path(inputs[0]).name}"
+            )
         for file, group in grouped:
             _write_file(target, file, group, containers)
         return
