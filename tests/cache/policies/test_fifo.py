@@ -1,4 +1,4 @@
-"""fifo: its rank, equal to a plain simulation; golden hits; one eviction order by hand."""
+"""fifo: its rank, equal to a plain simulation; one eviction order by hand."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,10 +14,6 @@ def rank(cache, node):
 @given(PATHS, st.integers(1, 9))
 def test_replays_as_the_plain_cache_does(agrees, paths, capacity):
     agrees("fifo", rank, paths, capacity)
-
-
-def test_golden_hits(hits):
-    assert [hits("fifo", share) for share in (0.15, 0.3, 0.5)] == [575, 909, 1563]
 
 
 def test_a_use_does_not_make_it_younger(agrees, plain, workload):

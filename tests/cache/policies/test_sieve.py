@@ -1,4 +1,4 @@
-"""sieve: its rank, equal to a plain simulation; golden hits; eviction orders by hand."""
+"""sieve: its rank, equal to a plain simulation; eviction orders by hand."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,10 +17,6 @@ def rank(cache, node):
 @given(PATHS, st.integers(1, 9))
 def test_replays_as_the_plain_cache_does(agrees, paths, capacity):
     agrees("sieve", rank, paths, capacity)
-
-
-def test_golden_hits(hits):
-    assert [hits("sieve", share) for share in (0.15, 0.3, 0.5)] == [585, 923, 1609]
 
 
 def test_the_hand_passes_what_was_used_once_and_goes_on_from_there(agrees, plain, workload):
