@@ -1,10 +1,11 @@
 """Simulation speed and policy quality, measured in one run.
 
     python benchmarks/simulate.py TRACE.jsonl...            speed, peers, quality of every policy
+    python benchmarks/simulate.py TRACE.jsonl --only quality
     python benchmarks/simulate.py TRACE.jsonl --large       also 100 million accesses and their memory
 
 Peers are used where they are installed, each best in an environment of its own put on PYTHONPATH:
-libcachesim (its LRU knows no prefixes: a hit behind a missing parent counts, so only speed is compared)
+libcachesim (its LRU knows no prefixes: for speed a hit behind a missing parent counts)
 and kvcache-simulator (its LRU is prefix-aware). Speeds are of the pure loop in CPU
 time, after loading, the best of five; kvcache-simulator's is of its whole C++ run, which reads the ids anew.
 """
@@ -18,13 +19,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from simulate_policies import quality
 
 from kvtool.analysis.analyze import AnalyzeConfig, read_workload
 from kvtool.analysis.belady import belady
 from kvtool.analysis.curve import LruCurve
 from kvtool.analysis.replay import pool_state, replay, replay_loop, session_bits
 from kvtool.analysis.sessions import infer_sessions
-from kvtool.analysis.simulate import SimulateConfig, Simulation
 from kvtool.analysis.workload import Workload
 from kvtool.cache.policies import POLICIES
 from kvtool.logs.reader import open_log
@@ -123,24 +124,12 @@ def speed(trace: str, workload: Workload) -> None:
     )
 
 
-def quality(trace: str, workload: Workload) -> None:
-    """Second half of the log, caches warmed (and models fitted) on the first half."""
-    names = POLICIES.names()
-    print(
-        f"\n## Quality: {Path(trace).name}, second half; block hits over LRU's (share of LRU-to-Belady gap)\n"
-    )
-    print("| capacity | lru | " + " | ".join(name for name in names if name != "lru") + " | belady |")
-    print("|--:|" + "--:|" * (len(names) + 1))
-    for share in SHARES:
-        config = SimulateConfig((f"{share * 100}%",), ("all",), train_fraction=0.5)
-        rows = {row["policy"]: row["hit_blocks"] for row in Simulation(workload, config).run()["rows"]}
-        lru, optimum = rows["lru"], rows["belady"]
-        cells = [
-            f"{rows[name] / max(lru, 1):.3f} ({(rows[name] - lru) / max(optimum - lru, 1):+.0%})"
-            for name in names
-            if name != "lru"
-        ]
-        print(f"| {share:.0%} | {lru:,} | " + " | ".join(cells) + f" | {optimum / max(lru, 1):.2f} |")
+def print_quality(trace: str, workload: Workload) -> None:
+    """Ours and libcachesim's, policy by policy."""
+    print(f"\n## Quality: {Path(trace).name}, second half")
+    print("\nBlock hits over those of lru, in brackets the share of the gap to Belady that is closed.\n")
+    for line in quality(workload, SHARES):
+        print(line, flush=True)
 
 
 def large() -> None:
@@ -202,6 +191,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("traces", nargs="+")
+    parser.add_argument("--only", choices=["speed", "quality"])
     parser.add_argument("--large", action="store_true")
     options = parser.parse_args()
     for trace in options.traces:
@@ -209,8 +199,10 @@ def main() -> None:
         workload = runs.unfolded()
         if (workload.session < 0).all():
             workload = infer_sessions(workload)
-        speed(trace, workload)
-        quality(trace, workload)
+        if options.only != "quality":
+            speed(trace, workload)
+        if options.only != "speed":
+            print_quality(trace, workload)
     if options.large:
         large()
 
