@@ -333,6 +333,12 @@ def load(config: Config) -> tuple["Workload", "Known", list[str]]:
     if any(is_analysis(path) for path in config.logs):
         if len(config.logs) > 1:
             raise KvtoolError("an analysis stands alone: name one .duckdb file, or logs")
+        unused = [name for name, _ in given_options(config)] + ["--block-size"] * bool(config.block_size)
+        if unused:
+            raise KvtoolError(
+                f"{unused[0]} is for reading logs, and {config.logs[0]} is an analysis of one",
+                f"name the log, or make another analysis with kvtool analyze {unused[0]}",
+            )
         return load_analysis(config.logs[0]), Known.of(load_document(config.logs[0])), []
     log = open_log(config.logs, format=config.format, mapping=config.mapping)
     notes: list[str] = []

@@ -162,3 +162,11 @@ def test_tiers_say_what_is_written_and_how_long_it_saves():
     )
     shown = kvtool("simulate", *options, "--tier-speed", "host=fast")
     assert shown.exit_code == 2 and "not a size" in shown.output
+
+
+@pytest.mark.parametrize("option", [("--where", "row < 9"), ("--block-size", "64"), ("--share-tenants",)])
+def test_an_analysis_refuses_options_of_reading_logs(tmp_path, option):
+    assert kvtool("analyze", CHAT, "--tokenizer", "bytes", "-o", tmp_path / "a.duckdb").exit_code == 0
+    shown = kvtool("simulate", tmp_path / "a.duckdb", *option)
+    assert shown.exit_code == 2
+    assert f"{option[0]} is for reading logs" in shown.stderr
