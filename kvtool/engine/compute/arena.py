@@ -6,7 +6,7 @@ all of them; whole blocks are moved many at a time, one copy a layer. Keys are s
 the model's dtype. Device blocks that stay quantized would be another arena with the same methods.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -92,7 +92,12 @@ class Arena:
     def copy_from(self, other: "Arena", theirs: Sequence[int], ours: Sequence[int]) -> None:
         """Copy blocks `theirs` of another tier's arena of the same model into our slots `ours`."""
         assert self.block_size == other.block_size and len(theirs) == len(ours)
-        self.write_blocks(ours, other.read_blocks(theirs))
+        if other is self or self.device.type != "cpu" or other.device.type != "cpu":
+            self.write_blocks(ours, other.read_blocks(theirs))
+            return
+        for first, source, length in _stretches(ours, theirs):  # in place: no copy between the two
+            for here, there in zip(self.keys + self.values, other.keys + other.values, strict=True):
+                here[first : first + length].copy_(there[source : source + length])
 
     def read_tokens(self, layer: int, keys: Keys) -> tuple[Tensor, Tensor]:
         """Keys [kv_heads, n, key_dim] and values [kv_heads, n, value_dim] of tokens: views, if in place.
@@ -113,6 +118,15 @@ class Arena:
         if self._scratch[number].numel() < size:
             self._scratch[number] = torch.empty(size, dtype=self.dtype, device=self.device)
         return torch.index_select(tensor, 0, slots, out=self._scratch[number][:size].view(shape))
+
+
+def _stretches(ours: Sequence[int], theirs: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(first of ours, first of theirs, length) of the pairs that follow each other in both."""
+    begin = 0
+    for at in range(1, len(ours) + 1):
+        if at == len(ours) or ours[at] != ours[at - 1] + 1 or theirs[at] != theirs[at - 1] + 1:
+            yield ours[begin], theirs[begin], at - begin
+            begin = at
 
 
 def block_bytes(model: Model, block_size: int) -> int:

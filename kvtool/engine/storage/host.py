@@ -26,8 +26,9 @@ class Encoded:
     first: bool
 
     def decode(self, shape: BlockShape) -> Block:
-        """Keys and values by layer, on the CPU, in the arena's dtype."""
-        return list(decode_block(self.codec, shape, bytearray(self.data), self.first))
+        """Keys and values by layer, on the CPU, in the arena's dtype; they may be views of `data`."""
+        data = self.data if isinstance(self.data, bytearray) else bytearray(self.data)
+        return list(decode_block(self.codec, shape, data, self.first))
 
 
 class HostBlocks(Protocol):

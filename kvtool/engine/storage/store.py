@@ -213,7 +213,10 @@ def survivor_of(index: BlockIndex, node: int, slot: int) -> Survivor:
 
 
 class BlockReading:
-    """Blocks on their way to the device. Bad ones are None. Used by the scheduler's thread only."""
+    """Blocks on their way to the device. Bad ones are None. Used by the scheduler's thread only.
+
+    What has arrived is placed while the rest is read.
+    """
 
     def __init__(
         self,
@@ -226,10 +229,11 @@ class BlockReading:
         self._host = host
         self._loads = loads
         self._waiting = waiting
+        self._placed = 0
 
     def arrived(self) -> int:
         """Leading blocks that are here and whole."""
-        return _leading(self._waiting)
+        return self._placed + _leading(self._waiting[self._placed :])
 
     def failed(self) -> list[int]:
         """Places of the blocks that proved bad."""
@@ -237,6 +241,7 @@ class BlockReading:
 
     def done(self) -> bool:
         """Whether nothing more will come."""
+        self._place(self.arrived())
         return all(future is None or future.done() for future in self._waiting)
 
     def place(self, count: int) -> None:
@@ -244,7 +249,11 @@ class BlockReading:
         for future in self._waiting[count:]:
             if future is not None:
                 future.cancel()
-        pairs = zip(self._loads[:count], self._waiting[:count], strict=True)
+        self._place(count)
+
+    def _place(self, count: int) -> None:
+        first, self._placed = self._placed, max(count, self._placed)
+        pairs = zip(self._loads[first:count], self._waiting[first:count], strict=True)
         for in_memory, run in groupby(pairs, key=lambda pair: pair[1] is None):
             some = list(run)
             targets = [move.target_slot for move, _ in some]
@@ -256,6 +265,7 @@ class BlockReading:
                 found = [future.result() for _, future in some[start : start + AT_ONCE] if future]
                 blocks = [block for block in found if block is not None]
                 self._device.write_blocks(targets[start : start + AT_ONCE], stack(blocks))
+        self._waiting[first:count] = [None] * (count - first)
 
 
 class BlockLift:

@@ -102,19 +102,20 @@ class WriteBack:
         while written < len(record):
             written += os.pwrite(self._file, record[written:], at + written)
 
-    def read(self, slot: int, block: BlockHash) -> bytes | None:
+    def read(self, slot: int, block: BlockHash) -> bytearray | None:
         """The block's bytes, or None when the record is another block's or its checksum fails."""
+        header, data = bytearray(self._header), bytearray(self._block_bytes)  # read in place: no copies
         try:
-            record = os.pread(self._file, self._header + self._block_bytes, slot * self._stride)
+            count = os.preadv(self._file, [header, data], slot * self._stride)
         except OSError:
             return None
-        if len(record) < self._header:
+        if count < self._header:
             return None
-        _, _, size, codec, stored, _, _, payload, _ = FIXED.unpack_from(record)
-        data = record[self._header : self._header + size]
-        if codec != self._codec or stored != block or bytes.fromhex(fingerprint(block, data)) != payload:
+        _, _, size, codec, stored, _, _, payload, _ = FIXED.unpack_from(header)
+        if codec != self._codec or stored != block or size > count - self._header:
             return None
-        return data
+        del data[size:]
+        return data if bytes.fromhex(fingerprint(block, data)) == payload else None
 
     def close(self) -> None:
         """Close the file and let other servers have it."""

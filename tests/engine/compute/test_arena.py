@@ -15,6 +15,22 @@ def filled(model, slots=12, block_size=4):
     return arena
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [([2, 3, 4], [0, 1, 2]), ([2, 3, 9], [1, 2, 0]), ([4, 3, 5], [2, 3, 4]), ([], [])]
+)
+def test_stretches_of_blocks_are_copied_whole_and_nothing_beside_them(tiny, theirs, ours):
+    model = tiny("grouped-query llama").model
+    source, target = filled(model), Arena(model, 6, 4)
+    for tensor in (*target.keys, *target.values):
+        tensor.fill_(-1)
+    target.copy_from(source, theirs, ours)
+    for here, there in zip((*target.keys, *target.values), (*source.keys, *source.values), strict=True):
+        expected = torch.full_like(here, -1)
+        for slot, old in zip(ours, theirs, strict=True):
+            expected[slot] = there[old]
+        assert torch.equal(here, expected)
+
+
 @pytest.mark.parametrize("name", ["grouped-query llama", "latent deepseek"])
 def test_blocks_move_between_arenas_unchanged(tiny, name):
     model = tiny(name).model
