@@ -96,10 +96,15 @@ def _capacity(simulation: "Simulation", online: Sequence[Piece]) -> Piece | None
     gain = curve.at(blocks).tokens - curve.at(capacity).tokens
     if blocks <= capacity or gain < WORTH_SAYING:
         return None
+    more = ""
+    if simulation.config.replicas > 1:
+        more += " Replicas need more: each holds what all share."
+    if (simulation.workload.arrival < 0).all():
+        more += " The log has no times, so sessions that in truth overlap need more than this."
     return {
         "code": "capacity",
-        "text": f"{blocks:,} blocks instead of {capacity:,} gain {gain:.1%} under lru, 90% of what an "
-        f"unbounded cache serves; {need['95%']:,} keep 95% and {need['99%']:,} keep 99%.",
+        "text": f"{blocks:,} blocks instead of {capacity:,} gain {gain:.1%} in one cache under lru, 90% of "
+        f"what an unbounded one serves; {need['95%']:,} keep 95% and {need['99%']:,} keep 99%.{more}",
         "evidence": {
             "blocks": need,
             "tokens": {name: round(curve.at(size).tokens, 6) for name, size in need.items()},

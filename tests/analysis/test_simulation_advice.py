@@ -78,6 +78,10 @@ def test_routing_and_capacity_gain_what_they_say(workload):
     ]
     assert grown == evidence["tokens"]["90%"] >= 0.9 * small["unbounded"]["tokens"]
     assert evidence["gain"] == pytest.approx(grown - small["rows"][0]["tokens"], abs=2e-6)
+    said = piece(small, "capacity")["text"]
+    assert "no times" in said and "Replicas need more" not in said
+    several = piece(run(workload, capacities=("20",), policies=("lru",), replicas=3), "capacity")["text"]
+    assert "in one cache" in several and "Replicas need more" in several
     fewer = str(evidence["blocks"]["90%"] - 1)
     assert run(workload, capacities=(fewer,), policies=("lru",))["rows"][0]["tokens"] < grown
 
