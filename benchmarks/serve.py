@@ -1,17 +1,18 @@
 """Serving, measured from outside: first token by tier, and throughput of clients that share a prefix.
 
-    python benchmarks/serve.py [--model embedded] [--prefix 1024 4096] [--clients 1 4 8] [--peer]
+    python benchmarks/serve.py [--model embedded] [--prefix 1024 4096] [--clients 1 4 8 16]
 
 Each prefix is asked cold (salted: nothing can be shared), warm from the device, from host memory (after
 another prompt took its place), and from disk (after a restart). Throughput sends one request per client at
-once, all with the same 1,024 tokens in front; sharing off means a salt for each. `--peer` runs the same
-prompts through transformers' continuous batching, with its own sharing on. One machine, one run, nothing
-averaged away: every repetition is printed.
+once, all with the same 1,024 tokens in front; sharing off means a salt for each. One machine, one run,
+nothing averaged away: every repetition is printed, with the machine's load (1.0 is one busy core).
+Beside peers: serve_peers.py. The seed's figures re-enacted: serve_seed.py.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -34,29 +35,38 @@ def prompt(tokens: int, seed: int, vocab: int) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(100, vocab, tokens)]
 
 
+def completion(model: str, ids: list[int], tokens: int, salt: str | None = None) -> dict[str, Any]:
+    """Body of a request for exactly `tokens` greedy tokens; vLLM takes the same."""
+    return {
+        "model": model,
+        "prompt": ids,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        **({"cache_salt": salt} if salt else {}),
+    }
+
+
 def first_token(
     client: httpx.Client, model: str, ids: list[int], salt: str | None = None
 ) -> tuple[float, int]:
-    """(seconds to the first chunk, cached tokens)."""
-    body: dict[str, Any] = {
-        "model": model,
-        "prompt": ids,
-        "max_tokens": 2,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        **({"cache_salt": salt} if salt else {}),
-    }
+    """(seconds until the first token's chunk, cached tokens) of an answer of one token."""
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
     started = time.perf_counter()
     first, cached = None, 0
-    with client.stream("POST", "/v1/completions", json=body) as answer:
+    with client.stream(
+        "POST", "/v1/completions", json={**completion(model, ids, 1, salt), **stream}
+    ) as answer:
+        answer.raise_for_status()
         for line in answer.iter_lines():
-            if line.startswith("data: {"):
-                first = first or time.perf_counter() - started
-                usage = json.loads(line[6:]).get("usage")
-                cached = usage["prompt_tokens_details"]["cached_tokens"] if usage else cached
-    assert first is not None
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            if first is None and chunk["choices"]:
+                first = time.perf_counter() - started
+            details = (chunk.get("usage") or {}).get("prompt_tokens_details") or {}
+            cached = details.get("cached_tokens") or cached
+    assert first is not None, "an answer without a token"
     return first, cached
 
 
@@ -69,16 +79,21 @@ def running(model: str, *options: object) -> Iterator[httpx.Client]:
             server(arguments, Path(folder) / "log") as url,
             httpx.Client(base_url=url, timeout=900) as client,
         ):
-            first_token(client, model, [1, 2, 3])
+            first_token(client, model, list(range(1, 2 * BLOCK + 2)), "warm-up")
             yield client
 
 
+def load() -> float:
+    """Processes that want to run, mean of the last minute."""
+    return round(os.getloadavg()[0], 1)
+
+
 def by_tier(model: str, length: int, vocab: int, repeats: int) -> dict[str, list[float]]:
-    """Seconds to the first token of a prompt of `length` tokens, by where its blocks are."""
+    """Seconds to the first token of a prompt of `length` tokens and one, by where its blocks are."""
     found: dict[str, list[float]] = {"cold": [], "device": [], "host": [], "disk": []}
-    ids, other = prompt(length, 1, vocab), prompt(length, 2, vocab)
+    ids, other = prompt(length + 1, 1, vocab), prompt(length + 1, 2, vocab)
     room = length // BLOCK + 8
-    expected = (length - 1) // BLOCK * BLOCK
+    expected = length // BLOCK * BLOCK
     with tempfile.TemporaryDirectory() as disk:
         options = ("--device-blocks", room, "--host-memory", "4GiB", "--disk", disk, "--disk-memory", "8GiB")
         with running(model, *options) as client:
@@ -108,47 +123,33 @@ async def together(url: str, bodies: Sequence[dict[str, Any]]) -> float:
         started = time.perf_counter()
         answers = await asyncio.gather(*(client.post("/v1/completions", json=body) for body in bodies))
         seconds = time.perf_counter() - started
-    assert all(answer.status_code == 200 for answer in answers)
+    for answer in answers:
+        answer.raise_for_status()
     return seconds
+
+
+def crowd(count: int, vocab: int, seed: int = 3) -> list[list[int]]:
+    """Prompts of `count` clients: SHARED tokens in common and 16 of their own."""
+    return [[*prompt(SHARED, seed, vocab), *prompt(16, 100 + number, vocab)] for number in range(count)]
 
 
 def throughput(model: str, clients: Sequence[int], vocab: int, answer: int) -> list[dict[str, Any]]:
     """Answer tokens per second of n clients with a shared prefix, sharing on and off."""
     rows = []
-    shared = prompt(SHARED, 3, vocab)
     with running(model, "--device-memory", "4GiB") as client:
         for count in clients:
             for sharing in (True, False):
                 client.post("/kv/reset", json={})
                 bodies = [
-                    {
-                        "model": model,
-                        "prompt": [*shared, *prompt(16, 100 + number, vocab)],
-                        "max_tokens": answer,
-                        "temperature": 0,
-                        "ignore_eos": True,
-                        **({} if sharing else {"cache_salt": str(number)}),
-                    }
-                    for number in range(count)
+                    completion(model, ids, answer, None if sharing else str(number))
+                    for number, ids in enumerate(crowd(count, vocab))
                 ]
                 seconds = asyncio.run(together(str(client.base_url), bodies))
-                rows.append({"clients": count, "sharing": sharing, "seconds": seconds})
+                rate = round(count * answer / seconds, 2)
+                rows.append(
+                    {"clients": count, "sharing": sharing, "seconds": seconds, "tokens_per_second": rate}
+                )
     return rows
-
-
-def peer(folder: Path, count: int, vocab: int, answer: int) -> float:
-    """Seconds that transformers' continuous batching takes for the same prompts."""
-    import torch
-    import transformers
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    model.set_attn_implementation("sdpa")
-    shared = prompt(SHARED, 3, vocab)
-    inputs = [[*shared, *prompt(16, 100 + number, vocab)] for number in range(count)]
-    config = transformers.GenerationConfig(max_new_tokens=answer, do_sample=False, eos_token_id=-1)
-    started = time.perf_counter()
-    model.generate_batch(inputs=inputs, generation_config=config)
-    return time.perf_counter() - started
 
 
 def main() -> None:
@@ -157,25 +158,22 @@ def main() -> None:
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--vocab", type=int, default=49000, help="token ids are drawn below this")
     parser.add_argument("--prefix", type=int, nargs="*", default=[1024, 4096])
-    parser.add_argument("--clients", type=int, nargs="*", default=[1, 4, 8])
+    parser.add_argument("--clients", type=int, nargs="*", default=[1, 4, 8, 16])
     parser.add_argument("--answer", type=int, default=14, help="tokens of an answer")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--peer", action="store_true")
     arguments = parser.parse_args()
-    document: dict[str, Any] = {"model": arguments.model, "first_token_seconds": {}, "throughput": []}
+    document: dict[str, Any] = {"model": arguments.model, "load": [load()], "first_token_seconds": {}}
     for length in arguments.prefix:
         found = by_tier(arguments.model, length, arguments.vocab, arguments.repeats)
-        cold = statistics.median(found["cold"])
-        ratios = {tier: round(cold / statistics.median(times), 1) for tier, times in found.items()}
-        document["first_token_seconds"][length] = {**found, "cold_over": ratios}
-    document["throughput"] = throughput(arguments.model, arguments.clients, arguments.vocab, arguments.answer)
-    if arguments.peer:
-        from kvtool import embedded
-
-        folder = embedded.model_directory() if arguments.model == "embedded" else Path(arguments.model)
-        document["peer_seconds"] = {
-            count: peer(folder, count, arguments.vocab, arguments.answer) for count in arguments.clients
+        middle = {tier: statistics.median(times) for tier, times in found.items()}
+        document["first_token_seconds"][length] = {
+            **found,
+            "cold_over": {tier: round(middle["cold"] / seconds, 1) for tier, seconds in middle.items()},
+            "disk_over_host": round(middle["disk"] / middle["host"], 2),
         }
+    document["load"].append(load())
+    document["throughput"] = throughput(arguments.model, arguments.clients, arguments.vocab, arguments.answer)
+    document["load"].append(load())
     print(json.dumps(document, indent=1))
 
 
