@@ -12,8 +12,10 @@ from kvtool.errors import KvtoolError
 def whole(path: Path, mode: int = 0o644) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on a clean exit sync it and rename it into place.
 
-    On an error nothing is left behind. After a crash a `.tmp` file may remain; it is never read.
+    On an error nothing is left behind, and one of writing is a KvtoolError. After a crash a `.tmp` file may
+    remain; it is never read.
     """
+    check_folder(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -22,6 +24,10 @@ def whole(path: Path, mode: int = 0o644) -> Iterator[Path]:
         temporary.chmod(mode)
         temporary.replace(path)
         sync_directory(path.parent)
+    except OSError as error:
+        if error.filename not in (None, str(temporary)):
+            raise
+        raise KvtoolError(f"{path}: {error.strerror}") from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -41,8 +47,14 @@ def write_whole(path: Path, data: bytes | str, mode: int = 0o644) -> None:
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
-def refuse_inputs(inputs: Iterable[str | Path], *targets: Path | None) -> None:
-    """KvtoolError where a file that is about to be written is one that is read, also through a link."""
+def check_folder(path: Path) -> None:
+    """KvtoolError where the folder of a file that is to be written does not exist."""
+    if not path.parent.is_dir():
+        raise KvtoolError(f"{path}: no such folder {path.parent}", "create it, or name another file")
+
+
+def check_targets(inputs: Iterable[str | Path], *targets: Path | None) -> None:
+    """KvtoolError where a file that is to be written is one that is read, or has no folder."""
     for target in targets:
         if target is None:
             continue
@@ -53,3 +65,4 @@ def refuse_inputs(inputs: Iterable[str | Path], *targets: Path | None) -> None:
                 raise KvtoolError(
                     f"{target} is an input", "kvtool never writes over its input; name another file"
                 )
+        check_folder(target)

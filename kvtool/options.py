@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
+from kvtool.files import check_folder
 from kvtool.logs.formats import FORMATS
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -188,8 +189,8 @@ request_options = together(
 
 def in_a_folder(_: click.Context, __: click.Parameter, value: Path | None) -> Path | None:
     """A file that can be written at the end: asked before a long run, not after it."""
-    if value is not None and not value.parent.is_dir():
-        raise click.BadParameter(f"no such folder {value.parent}")
+    if value is not None:
+        check_folder(value)
     return value
 
 

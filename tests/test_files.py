@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvtool.errors import KvtoolError
-from kvtool.files import refuse_inputs, whole, write_whole
+from kvtool.files import check_targets, whole, write_whole
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -34,5 +34,18 @@ def test_an_input_is_never_a_target_also_not_through_links(tmp_path: Path) -> No
     (tmp_path / "hard").hardlink_to(log)
     for target in (log, tmp_path / "soft", tmp_path / "hard", tmp_path / "." / "log"):
         with pytest.raises(KvtoolError, match="is an input"):
-            refuse_inputs([str(other), log], None, target)
-    refuse_inputs(["-", log, tmp_path / "missing"], None, other)
+            check_targets([str(other), log], None, target)
+    check_targets(["-", log, tmp_path / "missing"], None, other)
+
+
+def test_a_file_that_cannot_be_written_is_the_users_error(tmp_path: Path) -> None:
+    for write in (lambda path: write_whole(path, "text"), lambda path: check_targets([], path)):
+        with pytest.raises(KvtoolError, match=r"no/x\.json: no such folder .*no \("):
+            write(tmp_path / "no" / "x.json")
+    target = tmp_path / "full.json"
+    with pytest.raises(KvtoolError, match=r"full\.json: No space left"), whole(target) as temporary:
+        temporary.write_text("half")
+        raise OSError(28, "No space left on device", str(temporary))
+    with pytest.raises(FileNotFoundError), whole(target):
+        (tmp_path / "another").read_text()
+    assert list(tmp_path.iterdir()) == []

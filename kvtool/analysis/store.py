@@ -112,8 +112,6 @@ def save_analysis(
             REUSE_RULES,
         ),
     }
-    if not path.parent.is_dir():
-        raise KvtoolError(f"{path}: no such folder {path.parent}", "create it, or name another file")
     with whole(path) as temporary, duckdb.connect(str(temporary)) as connection:
         connection.execute("SET memory_limit = '1GB'")
         made: set[str] = set()

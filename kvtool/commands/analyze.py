@@ -102,19 +102,19 @@ def run(config: Config) -> tuple["Report", bool]:
     from kvtool.analysis.describe import describe, present
     from kvtool.analysis.memory import read_shape
     from kvtool.analysis.store import save_analysis
-    from kvtool.files import refuse_inputs
+    from kvtool.files import check_targets
     from kvtool.lint.check import charged
     from kvtool.lint.price import SUSTAINED, Rates
     from kvtool.lint.run import stops
     from kvtool.lint.settings import check_fail_on
     from kvtool.logs.reader import open_log
     from kvtool.logs.sources import expand
-    from kvtool.progress import counted
+    from kvtool.progress import counted, working
     from kvtool.renderers.html import write_page
     from kvtool.tokens import load_encoder
 
     check_fail_on(config.fail_on, "--fail-on")
-    refuse_inputs(expand(config.logs), config.output, config.report)
+    check_targets(expand(config.logs), config.output, config.report)
     shape = read_shape(config.model) if config.model else None
     log = open_log(config.logs, format=config.format, mapping=config.mapping, strict=config.strict)
     notes: list[str] = []
@@ -126,7 +126,8 @@ def run(config: Config) -> tuple["Report", bool]:
             advance,
         )
     analysis.notes[:0] = notes
-    priced, normalized = lint(analysis, config.share_tenants)
+    with working("finding and pricing what breaks prefixes"):
+        priced, normalized = lint(analysis, config.share_tenants)
     rates = Rates(config.price, shape.prefill() if shape else None, config.flops or SUSTAINED)
     findings = charged(priced, rates)
     document = describe(log, analysis, findings, normalized)
@@ -137,7 +138,8 @@ def run(config: Config) -> tuple["Report", bool]:
     report = present(document, findings)
     report.all_details = config.details
     if config.report is not None:
-        report.page = page(config, analysis, document, priced, shape)
+        with working("replaying for the report"):
+            report.page = page(config, analysis, document, priced, shape)
         write_page(report, config.report)
     return report, enough and not failed
 

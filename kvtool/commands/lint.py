@@ -1,6 +1,7 @@
 """kvtool lint: what breaks the prefix in logs and in prompt templates, for people and for CI."""
 
 import contextlib
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,10 +113,11 @@ def _codes(key: str, value: Any) -> Any:
 
 def run(config: Config) -> int:
     """Lint, report, exit code."""
-    from kvtool.files import refuse_inputs
+    from kvtool.files import check_targets, write_whole
     from kvtool.lint.baseline import load_baseline, save_baseline
     from kvtool.lint.run import lint, report
     from kvtool.lint.settings import check_codes, check_fail_on, nearest_settings
+    from kvtool.progress import working
     from kvtool.renderers import RENDERERS
     from kvtool.tokens import load_encoder
 
@@ -123,7 +125,7 @@ def run(config: Config) -> int:
     for option in ("select", "extend_select", "ignore"):
         check_codes(getattr(config, option), f"--{option.replace('_', '-')}")
     check_fail_on(config.fail_on, "--fail-on")
-    refuse_inputs(config.paths, config.output_file, config.write_baseline)
+    check_targets(config.paths, config.output_file, config.write_baseline)
     lint_config = _merged(config, settings)
     path = config.baseline or (Path(settings["baseline"]) if "baseline" in settings else None)
     baseline = load_baseline(path) if path is not None and config.write_baseline is None else None
@@ -144,9 +146,10 @@ def run(config: Config) -> int:
             click.echo("\n".join(diff))
             return 1 if changed and not config.exit_zero else 0
         notes.append(f"{changed} rows of logs fixed")
-    result = lint(
-        config.paths, lint_config, lambda: load_encoder(tokenizer, template, notes.append), baseline
-    )
+    with working("reading, finding and pricing"):
+        result = lint(
+            config.paths, lint_config, lambda: load_encoder(tokenizer, template, notes.append), baseline
+        )
     result.notes[:0] = notes
     if config.write_baseline is not None:
         save_baseline(config.write_baseline, result.findings, result.hit_rate)
@@ -154,8 +157,10 @@ def run(config: Config) -> int:
     if config.output_file is None:
         render(report(result))
     else:
-        with config.output_file.open("w", encoding="utf-8") as out, contextlib.redirect_stdout(out):
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text):
             render(report(result))
+        write_whole(config.output_file, text.getvalue())
     return 1 if result.failures and not config.exit_zero and config.write_baseline is None else 0
 
 

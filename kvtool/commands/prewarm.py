@@ -187,13 +187,13 @@ def run(config: Config) -> "Report":
     from kvtool.engine.storage.reuse import write_reuse
     from kvtool.engine.storage.signature import load_key
     from kvtool.engine.worth import price
-    from kvtool.files import refuse_inputs
+    from kvtool.files import check_targets
     from kvtool.logs.sources import expand
     from kvtool.progress import counted
     from kvtool.renderers.html import write_page
 
     inputs = expand(config.logs) if config.analysis is None else [config.analysis]
-    refuse_inputs(inputs, config.report)
+    check_targets(inputs, config.report)
     key = None if config.signing_key is None else load_key(config.signing_key)
     notes: list[str] = []
     device, *more = config.device.split(",")

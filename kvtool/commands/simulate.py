@@ -250,12 +250,12 @@ def run(config: Config) -> "Report":
     from kvtool.analysis.simulate import SimulateConfig, Simulation
     from kvtool.analysis.simulation_page import simulation_page
     from kvtool.analysis.simulation_report import present
-    from kvtool.files import refuse_inputs
+    from kvtool.files import check_targets
     from kvtool.logs.sources import expand
     from kvtool.progress import counted
     from kvtool.renderers.html import write_page
 
-    refuse_inputs(expand(config.logs), config.report)
+    check_targets(expand(config.logs), config.report)
     shape = read_shape(config.model) if config.model else None
     workload, known, notes = load(config)
     simulation = Simulation(

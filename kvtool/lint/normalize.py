@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kvtool.errors import KvtoolError
-from kvtool.files import refuse_inputs
+from kvtool.files import check_targets
 from kvtool.lint.check import Priced, edits_of, examine
 from kvtool.lint.corpus import arrival_order, readable
 from kvtool.lint.price import replayed
@@ -70,7 +70,7 @@ def refuse_targets(log: Log, output: Path, rules_out: Path | None) -> None:
     """KvtoolError where a target is one of the log's files, or both targets are the same."""
     targets = [target for target in (output, rules_out) if target is not None]
     inputs = [source.container.input.file for source in log.sources]
-    refuse_inputs(inputs, *targets)
+    check_targets(inputs, *targets)
     for target in targets:
         for file in map(Path, inputs):
             if len(log.files) > 1 and (target / file.name).resolve() == file.resolve():

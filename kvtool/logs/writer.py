@@ -70,8 +70,6 @@ def _names(inputs: list[str]) -> dict[str, Path]:
 def _write_file(target: Path, file: str, rows: Rows, containers: dict[str, Container]) -> None:
     if file != STDIN and target.exists() and target.samefile(file):
         raise KvtoolError(f"{target} is the input", "write to another file")
-    if not target.parent.is_dir():
-        raise KvtoolError(f"{target.parent}: no such folder")
     members = [container for container in containers.values() if container.input.file == file]
     with whole(target) as temporary:
         if members[0].input.member is not None:
