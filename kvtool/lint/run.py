@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from kvtool.lint.price import SUSTAINED, Rates, replayed
 from kvtool.lint.redact import redacted
 from kvtool.lint.rules import RULES
 from kvtool.lint.settings import SEVERITIES, selected
-from kvtool.lint.static.files import JINJA, PYTHON, SUFFIXES, TEXT, check_file
-from kvtool.logs.reader import open_log
+from kvtool.lint.static.files import JINJA, PYTHON, STRUCTURED, SUFFIXES, TEXT, check_file
+from kvtool.lint.static.text import has_slots
+from kvtool.logs.reader import Log, open_log
 from kvtool.logs.sources import LOG_SUFFIXES
 from kvtool.report import Finding, Report
 from kvtool.requests import Request
@@ -168,10 +170,25 @@ def _is_log(file: Path, format: str | None) -> bool:
     if format is not None:
         return True
     try:
-        open_log([str(file)])
+        log = open_log([str(file)])
     except KvtoolError:
         return file.suffix.lower() not in SUFFIXES
-    return True
+    return file.suffix.lower() not in STRUCTURED or not _is_chat_template(log)
+
+
+def _is_chat_template(log: Log) -> bool:
+    """Whether a file's only request was never sent: slots in its instructions, no time, session or answer."""
+    try:
+        requests = list(islice(log, 2))
+    except KvtoolError:
+        return False
+    if len(requests) != 1:
+        return False
+    (one,) = requests
+    if not one.messages or (one.arrival, one.session, one.output) != (None, None, None):
+        return False
+    heads = [said for said in one.messages if said.get("role") in ("system", "developer")]
+    return any(has_slots(str(said.get("content"))) for said in heads or one.messages[:1])
 
 
 def _failures(result: LintResult, config: LintConfig, baseline: Baseline | None) -> list[str]:

@@ -32,12 +32,12 @@ def check_file(path: Path) -> list[Finding]:
     file, suffix = str(path), path.suffix.lower()
     if suffix in STRUCTURED:
         data = _decoded(source, file, suffix)
-        found = [one for prompt in read_structured(source, data) for one in findings(prompt, file, source)]
+        found = [one for prompt in read_structured(source, data) for one in findings(prompt, file)]
         return found + list(_schema_findings(data, file, source))
     reader: Callable[[str, str], list[Prompt]] = (
         read_jinja if suffix in JINJA else read_python if suffix in PYTHON else _read_text
     )
-    return [one for prompt in reader(source, file) for one in findings(prompt, file, source)]
+    return [one for prompt in reader(source, file) for one in findings(prompt, file)]
 
 
 def _read_text(source: str, file: str) -> list[Prompt]:

@@ -98,7 +98,7 @@ _CAUSES: tuple[tuple[str, str, re.Pattern[str], Fix], ...] = (
 )
 
 
-def findings(prompt: Prompt, file: str, source: str) -> list[Finding]:
+def findings(prompt: Prompt, file: str) -> list[Finding]:
     """Findings of one template, in the order of its text."""
     found = []
     dynamic = [piece for piece in prompt.pieces if piece.expression is not None and not piece.constant]
@@ -123,7 +123,7 @@ def findings(prompt: Prompt, file: str, source: str) -> list[Finding]:
                 fingerprint=fingerprint(code.encode(), prompt.path.encode(), slot.encode()),
                 location=Location(file, piece.line, prompt.path, prompt.role, piece.start, piece.end),
                 slot=slot,
-                examples=[source[piece.start : piece.end][:120]],
+                examples=[piece.text[:120]],
                 requests=0,
                 sessions=0,
                 distinct_values=0,

@@ -18,6 +18,8 @@ LEAST_TEXT = 80
 """Characters of fixed text from which a string is taken for a prompt."""
 DEPTH = 8
 """Calls that are followed into one another."""
+MOST_REPEATED = 100_000
+"""Characters up to which `text * n` is written out."""
 MOST_PIECES = 1000
 """Pieces of a text that are followed: `text += text` doubles."""
 WRAPPERS = {
@@ -98,7 +100,7 @@ class _Reader:
                 hint.append(ast.unparse(self.functions[name])[:400])
         names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
         known = {name for name in names if name in self.frozen and name not in env}
-        constant = frozen or isinstance(node, ast.Constant) or (bool(names) and names == known)
+        constant = frozen or names == known
         return Piece(
             self.source[start:end], ast.unparse(node), node.lineno, start, end, constant, " ".join(hint)
         )
@@ -124,6 +126,10 @@ class _Reader:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and self._is_text(node.left):
             values = node.right.elts if isinstance(node.right, ast.Tuple) else [node.right]
             return self._percent(node.left, values, env, frozen)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            repeated = _repeated(node)
+            if repeated is not None:
+                return [self.fixed(node, repeated)]
         if isinstance(node, ast.Name):
             return self._named(node, env, frozen)
         if isinstance(node, ast.List | ast.Tuple):
@@ -333,6 +339,20 @@ def _is_prompt(path: str, pieces: Pieces) -> bool:
     if _MARKUP.search(text) or not (_NAMED.search(path) or _SPEAKS.search(text)):
         return False
     return bool(_NAMED.search(path)) or not _FOR_PEOPLE.search(path)
+
+
+def _repeated(node: ast.BinOp) -> str | None:
+    """`"-" * 40` as the text that it is; None where it is anything else."""
+    for text, times in ((node.left, node.right), (node.right, node.left)):
+        if (
+            isinstance(text, ast.Constant)
+            and isinstance(times, ast.Constant)
+            and isinstance(text.value, str)
+            and type(times.value) is int
+            and len(text.value) * times.value <= MOST_REPEATED
+        ):
+            return text.value * times.value
+    return None
 
 
 def _is_own(function: ast.expr) -> bool:

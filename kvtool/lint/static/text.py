@@ -6,6 +6,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from kvtool.lint.static.pieces import Piece, Prompt, line_of
@@ -35,6 +36,11 @@ def split(text: str, source: str, offset: int) -> tuple[Piece, ...]:
     if position < len(text):
         add(position, len(text), None)
     return tuple(pieces)
+
+
+def has_slots(text: str) -> bool:
+    """Whether something is to be filled in."""
+    return _SLOT.search(text) is not None
 
 
 def read_text(source: str) -> list[Prompt]:
@@ -72,9 +78,9 @@ def _offset(source: str, text: str) -> int:
 
 
 def _lines(pieces: tuple[Piece, ...], source: str, offset: int, text: str) -> tuple[Piece, ...]:
-    """For decoded strings: the line on which the slot's own text first stands, positions in the string."""
+    """Positions in the string; of a decoded one the line on which the slot's own text first stands."""
     if offset >= 0:
-        return pieces
+        return tuple(replace(one, start=one.start - offset, end=one.end - offset) for one in pieces)
     placed = []
     for piece in pieces:
         at = source.find(piece.text if piece.expression else json.dumps(piece.text)[1:-1].split("\\n")[0])

@@ -24,7 +24,7 @@ def found(body: str) -> list[tuple[str, str]]:
     return [
         (one.code, source[one.location.start : one.location.end])
         for prompt in read_python(source, "a.py")
-        for one in findings(prompt, "a.py", source)
+        for one in findings(prompt, "a.py")
     ]
 
 
@@ -64,6 +64,7 @@ def test_what_varies_before_stable_text(body: str, expected: list[tuple[str, str
         'PROMPT = f"Started {datetime.now()}. {RULES}"',
         'def build():\n    return f"Rule {3}. {RULES}"',
         'def log(x):\n    print(f"done {x} at {clock()}")',  # no prompt
+        'def build():\n    return "Rules\\n" + "-" * 40 + f"{\'=\' * 9}" + RULES',
     ],
 )
 def test_silent(body: str) -> None:

@@ -55,6 +55,11 @@ def test_places_are_paths_in_structured_files(tmp_path: Path) -> None:
     assert (one.location.path, one.location.role) == ("messages[0].content", "system")
     assert one.severity == "warning"
     assert one.lost_tokens == len(RULES) // 4
+    assert (one.location.start, one.location.end, one.examples) == (3, 8, ["{now}"])
+    path.with_suffix(".yaml").write_text(f"system: |\n  Be kind.\n  It is {{{{now}}}}.\n  {RULES}\n")
+    (two,) = check_file(path.with_suffix(".yaml"))  # the string is indented there
+    assert (two.location.row, two.location.start, two.location.end) == (3, 15, 22)
+    assert two.examples == ["{{now}}"]
 
 
 def test_much_stable_text_is_an_error(tmp_path: Path) -> None:
@@ -93,3 +98,16 @@ def test_a_folder_s_documentation_is_not_looked_at_and_its_broken_files_are_note
     assert [one.code for one in named.findings] == ["KV104"]
     with pytest.raises(KvtoolError, match=r"broken\.py, line 1"):
         lint([str(tmp_path / "broken.py")], LintConfig(), lambda: load_encoder("bytes"))
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.yaml"])
+def test_a_chat_with_slots_that_was_never_sent_is_a_template(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    chat = {"model": "m", "messages": [{"role": "system", "content": "At {now} " + RULES}]}
+    path.write_text(json.dumps(chat))
+    result = lint([str(path)], LintConfig(), lambda: load_encoder("bytes"))
+    assert [one.code for one in result.findings] == ["KV101"]
+    assert (result.logs, result.templates, result.hit_rate) == ([], [str(path)], None)
+    for more in ({"timestamp": 1_700_000_000}, {"response": {"choices": [{"message": {"content": "x"}}]}}):
+        path.write_text(json.dumps({**chat, **more}))
+        assert lint([str(path)], LintConfig(), lambda: load_encoder("bytes")).logs == [str(path)]
