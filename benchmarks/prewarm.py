@@ -30,8 +30,8 @@ from kvtool.engine.compute.load import load_model
 from kvtool.engine.compute.model import Model
 from kvtool.engine.prewarm import PrewarmConfig, PrewarmResult, prewarm
 from kvtool.engine.schedule import cut_pieces
-from kvtool.engine.storage.codec import block_bytes, decode_block, encode_block, stored_parts
-from kvtool.engine.storage.codecs import CODECS, load_codec
+from kvtool.engine.storage.codec import block_bytes, decode_block, encode_block, load_codec, stored_parts
+from kvtool.engine.storage.codecs import CODECS
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.index import block_checksum
 from kvtool.engine.storage.shards import ShardSet, open_shards

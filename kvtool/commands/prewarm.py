@@ -181,7 +181,7 @@ def run(config: Config) -> "Report":
     from kvtool.engine.prewarm import PrewarmConfig, plan_hashes, prewarm
     from kvtool.engine.prewarm_report import gate_report, plan_json, plan_report, run_json, run_report
     from kvtool.engine.speeds import measure_speeds
-    from kvtool.engine.storage.codecs import load_codec
+    from kvtool.engine.storage.codec import load_codec
     from kvtool.engine.storage.identity import Identity
     from kvtool.engine.storage.outlook import learn_outlook, write_outlook
     from kvtool.engine.storage.reuse import write_reuse

@@ -16,8 +16,8 @@ from kvtool.blocks import fingerprint
 from kvtool.engine.compute.model import Model
 from kvtool.engine.profile import layer_profile
 from kvtool.engine.sensitivity import block_sensitivity
-from kvtool.engine.storage.codec import BlockCodec, Mixed, block_bytes, is_exact
-from kvtool.engine.storage.codecs import AUTO, load_codec
+from kvtool.engine.storage.codec import BlockCodec, Mixed, block_bytes, is_exact, load_codec
+from kvtool.engine.storage.codecs import AUTO
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.layout import BlockShape
 from kvtool.engine.traffic import Traffic, read_traffic

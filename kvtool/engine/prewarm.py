@@ -18,8 +18,7 @@ from kvtool.engine.allocation import Allocation, GateFailed, Verdict, uniform
 from kvtool.engine.compute.arena import Block
 from kvtool.engine.compute.model import Model
 from kvtool.engine.schedule import Batch, Piece, batches, chunking, cut_pieces, split
-from kvtool.engine.storage.codec import encode_block, is_exact, stored_parts
-from kvtool.engine.storage.codecs import load_codec
+from kvtool.engine.storage.codec import encode_block, is_exact, load_codec, stored_parts
 from kvtool.engine.storage.files import exclusive
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.index import BlockRow, block_checksum, index_to_bytes

@@ -14,7 +14,7 @@ from kvtool.blocks import fingerprint
 from kvtool.embedded import cache_directory
 from kvtool.engine.compute.model import Model
 from kvtool.engine.sensitivity import layer_damage
-from kvtool.engine.storage.codecs import load_codec
+from kvtool.engine.storage.codec import load_codec
 from kvtool.engine.trials import Continuation, Trials
 from kvtool.files import write_whole
 

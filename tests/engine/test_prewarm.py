@@ -20,8 +20,7 @@ from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.runner import Chunk, Runner
 from kvtool.engine.prewarm import PrewarmConfig, PrewarmResult, prewarm
 from kvtool.engine.schedule import CHUNK_TOKENS, cut_pieces
-from kvtool.engine.storage.codec import block_bytes, encode_block
-from kvtool.engine.storage.codecs import load_codec
+from kvtool.engine.storage.codec import block_bytes, encode_block, load_codec
 from kvtool.engine.storage.files import exclusive
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.manifest import read_manifest

@@ -13,8 +13,7 @@ from kvtool.engine.compute.load import load_model
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.runner import Runner
 from kvtool.engine.prewarm import PrewarmConfig, prewarm
-from kvtool.engine.storage.codec import block_bytes
-from kvtool.engine.storage.codecs import load_codec
+from kvtool.engine.storage.codec import block_bytes, load_codec
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.manifest import read_manifest
 from kvtool.engine.storage.verify import verify

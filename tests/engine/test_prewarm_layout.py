@@ -11,8 +11,7 @@ from kvtool.analysis.plan import Plan, PlanConfig, make_plan
 from kvtool.engine.compute.load import load_model
 from kvtool.engine.compute.model import Model
 from kvtool.engine.prewarm import PrewarmConfig, prewarm
-from kvtool.engine.storage.codec import block_bytes
-from kvtool.engine.storage.codecs import load_codec
+from kvtool.engine.storage.codec import block_bytes, load_codec
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.shards import open_shards
 from kvtool.engine.storage.verify import verify

@@ -13,8 +13,7 @@ from kvtool.engine.compute.load import load_model
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.runner import Chunk
 from kvtool.engine.sensitivity import block_sensitivity, layer_damage
-from kvtool.engine.storage.codec import Mixed
-from kvtool.engine.storage.codecs import load_codec
+from kvtool.engine.storage.codec import Mixed, load_codec
 from kvtool.engine.trials import Continuation, Trials
 
 RAW, INT4, K3V2 = (load_codec({"codec": name}) for name in ("raw", "int4", "k3v2"))

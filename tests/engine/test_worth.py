@@ -12,7 +12,7 @@ from kvtool.engine.compute.cost import prefill_of
 from kvtool.engine.compute.load import load_model
 from kvtool.engine.compute.model import Model
 from kvtool.engine.speeds import measure_speeds
-from kvtool.engine.storage.codecs import load_codec
+from kvtool.engine.storage.codec import load_codec
 from kvtool.engine.worth import price
 from kvtool.errors import KvtoolError
 from kvtool.logs.reader import open_log

@@ -6,7 +6,6 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kvtool.analysis.learned import FEWEST_REQUESTS
 from kvtool.blocks import DEFAULT_BLOCK_SIZE, BlockHash, namespace
@@ -24,7 +23,7 @@ from kvtool.engine.serving.events import KvEvents, Publisher
 from kvtool.engine.serving.public import PublicPrefixes
 from kvtool.engine.serving.runtime import Observer, Runtime
 from kvtool.engine.serving.scheduler import Limits, Scheduler
-from kvtool.engine.storage.codecs import load_codec
+from kvtool.engine.storage.codec import BlockCodec, load_codec
 from kvtool.engine.storage.host import EncodedHost, HostBlocks, PlainHost, slot_bytes
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.layout import BlockShape
@@ -37,9 +36,6 @@ from kvtool.engine.storage.store import BlockStore
 from kvtool.engine.storage.writeback import WriteBack, record_bytes
 from kvtool.errors import KvtoolError
 from kvtool.prompts.normalizer import Normalizer
-
-if TYPE_CHECKING:
-    from kvtool.engine.storage.codec import BlockCodec
 
 log = logging.getLogger("kvtool.serve")
 
@@ -221,7 +217,7 @@ def plan_tiers(config: ServeConfig, model: Model, block_size: int, slot: int) ->
 
 
 def host_blocks(
-    model: Model, device: Arena, tiers: Tiers, shape: BlockShape, codec: "BlockCodec"
+    model: Model, device: Arena, tiers: Tiers, shape: BlockShape, codec: BlockCodec
 ) -> HostBlocks | None:
     """The host tier's memory, None where it has none. What loses nothing is kept as the device has it."""
     if not tiers.host:

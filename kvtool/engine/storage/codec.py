@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from kvtool.engine.storage.codecs import CODECS
 from kvtool.engine.storage.layout import DTYPES, ITEM_BYTES, BlockShape, LayerGroup, Part
 from kvtool.engine.storage.planes import compress, decompress
 from kvtool.errors import KvtoolError
@@ -99,6 +100,22 @@ BlockCodec = Codec | Mixed
 """How a block is stored."""
 
 
+def load_codec(config: Mapping[str, Any]) -> BlockCodec:
+    """The codec that a JSON config describes. Unknown names and fields are errors that say so."""
+    fields = dict(config)
+    name = str(fields.pop("codec", None))
+    try:
+        if name == "mixed":
+            mixed = Mixed(tuple(fields.pop("layers")), **fields)
+            for layer in set(mixed.layers):
+                CODECS.load(layer)
+            return mixed
+        codec: BlockCodec = CODECS.load(name)(**fields)
+        return codec
+    except (TypeError, KeyError) as error:
+        raise KvtoolError(f"codec {name}: {error}", "it was written by another kvtool") from error
+
+
 @dataclass(frozen=True, slots=True)
 class Stack:
     """Layers of a block that are encoded together. `suffix` tells their parts from other stacks'."""
@@ -112,8 +129,6 @@ class Stack:
 @lru_cache(maxsize=64)
 def stacks(codec: BlockCodec, shape: BlockShape) -> tuple[Stack, ...]:
     """A block's layers by shape and codec, in order of the first one; `.0`, `.1` where there are several."""
-    from kvtool.engine.storage.codecs import load_codec
-
     found: dict[tuple[int, str], list[int]] = {}
     ends = list(accumulate(group.layers for group in shape.groups))
     if isinstance(codec, Mixed) and len(codec.layers) != ends[-1]:

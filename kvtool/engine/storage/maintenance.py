@@ -6,8 +6,7 @@ from pathlib import Path
 
 from kvtool.analysis.reuse_model import ReuseModel
 from kvtool.blocks import BlockHash
-from kvtool.engine.storage.codec import stored_parts
-from kvtool.engine.storage.codecs import load_codec
+from kvtool.engine.storage.codec import load_codec, stored_parts
 from kvtool.engine.storage.files import exclusive, leftovers
 from kvtool.engine.storage.index import BlockRow, index_to_bytes
 from kvtool.engine.storage.manifest import MANIFEST, Manifest, commit, read_manifest, shard_name

@@ -57,8 +57,7 @@ class ShardSet:
 
     def read_block(self, block: BlockHash) -> "Block":
         """Keys and values by layer, on the CPU, in the shards' dtype. Raises BadBlock, KeyError if absent."""
-        from kvtool.engine.storage.codec import decode_block
-        from kvtool.engine.storage.codecs import load_codec
+        from kvtool.engine.storage.codec import decode_block, load_codec
 
         row = self.index[block]
         if row.codec not in self._codecs:

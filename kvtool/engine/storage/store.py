@@ -16,8 +16,7 @@ from kvtool.blocks import BlockHash, TokenIds
 from kvtool.cache.index import BlockIndex
 from kvtool.cache.tiers import Move, Tier
 from kvtool.engine.compute.arena import Arena, Block
-from kvtool.engine.storage.codec import encode_block
-from kvtool.engine.storage.codecs import load_codec
+from kvtool.engine.storage.codec import encode_block, load_codec
 from kvtool.engine.storage.host import AT_ONCE, Encoded, HostBlocks, stack
 from kvtool.engine.storage.layout import BlockShape
 from kvtool.engine.storage.shards import BadBlock, ShardSet

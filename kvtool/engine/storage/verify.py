@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtool.blocks import BlockHash, child_hash
-from kvtool.engine.storage.codec import stored_parts
-from kvtool.engine.storage.codecs import load_codec
+from kvtool.engine.storage.codec import load_codec, stored_parts
 from kvtool.engine.storage.index import BlockRow, block_checksum
 from kvtool.engine.storage.manifest import INDEX, Manifest, ShardFile, read_manifest
 from kvtool.engine.storage.shards import read_index

@@ -9,8 +9,7 @@ from kvtool.analysis.build import build_workload
 from kvtool.analysis.plan import PlanConfig, make_plan
 from kvtool.blocks import hash_blocks, reusable_blocks
 from kvtool.engine.prewarm import PrewarmConfig, prewarm
-from kvtool.engine.storage.codec import block_bytes
-from kvtool.engine.storage.codecs import load_codec
+from kvtool.engine.storage.codec import block_bytes, load_codec
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.shards import open_shards
 from kvtool.requests import Request, Source

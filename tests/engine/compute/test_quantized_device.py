@@ -15,8 +15,7 @@ from kvtool.engine.compute.load import load_model
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.reads import Keys
 from kvtool.engine.compute.runner import Chunk, Runner
-from kvtool.engine.storage.codec import decode_block, encode_block
-from kvtool.engine.storage.codecs import load_codec
+from kvtool.engine.storage.codec import decode_block, encode_block, load_codec
 from kvtool.engine.storage.layout import BlockShape
 
 SIZE = 16

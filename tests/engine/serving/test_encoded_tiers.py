@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from kvtool.cache.policies import POLICIES
 from kvtool.cache.tiers import Tier, TieredPool
 from kvtool.cli import main
-from kvtool.engine.storage.codec import decode_block, encode_block
-from kvtool.engine.storage.codecs import CODECS, load_codec
+from kvtool.engine.storage.codec import decode_block, encode_block, load_codec
+from kvtool.engine.storage.codecs import CODECS
 from kvtool.engine.storage.host import EncodedHost
 
 Serving = Callable[..., AbstractContextManager[Any]]

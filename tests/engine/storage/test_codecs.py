@@ -24,9 +24,10 @@ from kvtool.engine.storage.codec import (
     block_parts,
     decode_block,
     encode_block,
+    load_codec,
     stored_parts,
 )
-from kvtool.engine.storage.codecs import CODECS, load_codec
+from kvtool.engine.storage.codecs import CODECS
 from kvtool.engine.storage.codecs.half import Half
 from kvtool.engine.storage.codecs.int4 import Int4
 from kvtool.engine.storage.codecs.int8 import Int8

@@ -6,7 +6,7 @@ import torch
 from kvtool.engine.compute.arena import Arena
 from kvtool.engine.compute.load import load_model
 from kvtool.engine.storage import pinned
-from kvtool.engine.storage.codecs import load_codec
+from kvtool.engine.storage.codec import load_codec
 from kvtool.engine.storage.host import PlainHost
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.pinned import PinnedHost

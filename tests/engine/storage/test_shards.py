@@ -16,8 +16,7 @@ from safetensors import safe_open
 
 from kvtool.blocks import BlockHash, child_hash
 from kvtool.engine.storage import maintenance
-from kvtool.engine.storage.codec import Block, block_parts, encode_block
-from kvtool.engine.storage.codecs import load_codec
+from kvtool.engine.storage.codec import Block, block_parts, encode_block, load_codec
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.index import BlockRow, block_checksum, index_to_bytes
 from kvtool.engine.storage.layout import BlockShape

@@ -13,8 +13,7 @@ from kvtool.analysis.plan import PlanConfig, make_plan
 from kvtool.engine.compute.load import load_model
 from kvtool.engine.prewarm import PrewarmConfig, prewarm
 from kvtool.engine.storage import maintenance
-from kvtool.engine.storage.codec import block_bytes
-from kvtool.engine.storage.codecs import load_codec
+from kvtool.engine.storage.codec import block_bytes, load_codec
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.index import block_checksum, index_to_bytes
 from kvtool.engine.storage.manifest import read_manifest, sha256
