@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 from tests.browser import browser, visit
 
@@ -18,6 +19,10 @@ __all__ = ["browser", "visit"]  # fixtures of tests that open a page
 if TYPE_CHECKING:
     from kvtool.engine.serving.engine import Engine
     from kvtool.engine.serving.scheduler import Scheduler
+
+# A first call compiles, and machines are shared: how long an example takes says nothing.
+settings.register_profile("untimed", settings(), deadline=None)
+settings.load_profile("untimed")
 
 # Without a GPU, kernels run under Triton's interpreter. Triton reads this once, when anything imports it.
 if not Path("/dev/nvidiactl").exists():
