@@ -133,15 +133,20 @@ def run(config: Config) -> tuple["Report", bool]:
     document = describe(log, analysis, findings, normalized)
     if config.output is not None:
         save_analysis(config.output, analysis.runs, analysis.rates, analysis.counts, findings, document)
-    failed = config.fail_on is not None and any(stops(finding, config.fail_on) for finding in findings)
-    enough = config.min_hit_rate is None or analysis.rates.tokens >= config.min_hit_rate
+    failed = []
+    stopping = sum(config.fail_on is not None and stops(finding, config.fail_on) for finding in findings)
+    if stopping:
+        failed.append(f"failed: {stopping} findings (--fail-on {config.fail_on})")
+    if config.min_hit_rate is not None and analysis.rates.tokens < config.min_hit_rate:
+        failed.append(f"failed: hit rate {analysis.rates.tokens:.1%} is below {config.min_hit_rate:.1%}")
     report = present(document, findings)
+    report.notes = [*report.notes, *failed]
     report.all_details = config.details
     if config.report is not None:
         with working("replaying for the report"):
             report.page = page(config, analysis, document, priced, shape)
         write_page(report, config.report)
-    return report, enough and not failed
+    return report, not failed
 
 
 def page(

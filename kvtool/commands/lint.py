@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvtool.errors import KvtoolError
 from kvtool.options import Rate, flops_option, price_option
 
 if TYPE_CHECKING:
@@ -128,6 +129,15 @@ def run(config: Config) -> int:
     check_targets(config.paths, config.output_file, config.write_baseline)
     lint_config = _merged(config, settings)
     path = config.baseline or (Path(settings["baseline"]) if "baseline" in settings else None)
+    if lint_config.max_regression is not None and path is None and config.write_baseline is None:
+        raise KvtoolError(
+            "--max-regression: no baseline to compare with",
+            "write one with --write-baseline FILE, then name it with --baseline FILE",
+        )
+    if config.unsafe_fixes and not (config.fix or config.diff):
+        raise KvtoolError(
+            "--unsafe-fixes alone fixes nothing", "add --fix, or --diff to see what it would do"
+        )
     baseline = load_baseline(path) if path is not None and config.write_baseline is None else None
     notes: list[str] = []
     tokenizer = config.tokenizer or settings.get("tokenizer")

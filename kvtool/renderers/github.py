@@ -12,7 +12,8 @@ def render(report: Report) -> None:
     for finding in report.findings:
         place = finding.location
         title = f"{finding.code} {finding.name}"
-        text = f"{finding.message}; {finding.lost_tokens} lost tokens; at {place.path} {finding.slot}"
+        where = f"{place.path} {finding.slot}".lstrip()
+        text = f"{finding.message}; {finding.lost_tokens} lost tokens; at {where}"
         sys.stdout.write(
             f"::{LEVELS[finding.severity]} file={_property(place.file)},line={place.row},"
             f"title={_property(title)}::{_data(text)}\n"

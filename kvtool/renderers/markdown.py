@@ -31,9 +31,10 @@ def _table(table: Table) -> str:
 
 def _finding(finding: Finding) -> str:
     place = finding.location
+    path = f" `{place.path}`" if place.path else ""
     return (
         f"- **{finding.code} {finding.name}** ({finding.severity}): {_escape(finding.message)}\n"
-        f"  at `{place.file}:{place.row}` `{place.path}`; {cost(finding)}, "
+        f"  at `{place.file}:{place.row}`{path}; {cost(finding)}, "
         f"hit rate {finding.hit_rate_if_fixed:.1%} if fixed; "
         f"fix: {finding.fix.action}{'' if finding.fix.safe else ' (unsafe)'}"
     )

@@ -1,6 +1,7 @@
 """kvtool analyze from the outside: JSON of the contract, gates, outputs, no torch."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,7 +71,11 @@ def test_gates(chat):
     assert kvtool(*options, "--fail-on", "KV2").exit_code == 0
     assert kvtool(*options, "--fail-on", "clock-time").exit_code == 1
     assert kvtool(*options, "--fail-on", "KV999").exit_code == 2, "a gate that can never close is a mistake"
-    assert kvtool(*options, "--fail-on", "error").exit_code == 1
+    both = kvtool(*options, "--fail-on", "error", "--min-hit-rate", "95%")
+    assert both.exit_code == 1
+    said = " ".join(both.stdout.split())
+    assert re.search(r"note: failed: [12] findings \(--fail-on error\)", said)
+    assert re.search(r"note: failed: hit rate \d+\.\d% is below 95\.0%", said)
 
 
 def test_the_log_is_never_written_over(chat):

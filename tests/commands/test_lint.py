@@ -59,6 +59,8 @@ def test_findings_are_exit_1_and_clean_is_0(folder: Path) -> None:
         (["prompt.j2", "--fail-on", "erorr"], "--fail-on: no rule 'erorr'"),
         (["prompt.j2", "--output-file", "prompt.j2"], "prompt.j2 is an input"),
         (["prompt.j2", "--write-baseline", "prompt.j2"], "prompt.j2 is an input"),
+        (["prompt.j2", "--max-regression", "1"], "--max-regression: no baseline"),
+        (["prompt.j2", "--unsafe-fixes"], "--unsafe-fixes alone fixes nothing"),
     ],
 )
 def test_bad_input_is_exit_2_in_one_line(arguments: list[str], message: str) -> None:
@@ -88,7 +90,14 @@ def test_settings_come_from_the_nearest_file_and_unknown_ones_are_errors(folder:
     (folder / "kvtool.toml").unlink()
     (folder / "pyproject.toml").write_text('[tool.kvtool]\ntokenizer = "bytes"\nselect = ["KV1"]\n')
     assert codes(LOG) == ["KV101"]
-    for line in ('colour = "red"', 'ignore = ["KV9"]', 'ignore = "KV101"', 'fail-on = "erorr"'):
+    wrong = (
+        'colour = "red"',
+        'ignore = ["KV9"]',
+        'ignore = "KV101"',
+        'fail-on = "erorr"',
+        "min-hit-rate = 40",
+    )
+    for line in wrong:
         (folder / "kvtool.toml").write_text(line)
         result = lint("prompt.j2")
         assert result.exit_code == 2

@@ -19,3 +19,8 @@ def test_annotations_are_escaped(capsys: pytest.CaptureFixture[str], finding: Fi
         "1200 lost tokens; at messages[0].content Time: {clock-time}"
     )
     assert second.startswith("::notice file=a%2Cb%3Ac,line=7,title=KV101 clock-time::100%25%0A::error::x;")
+
+
+def test_a_whole_file_needs_no_path(capsys: pytest.CaptureFixture[str], finding: Finding) -> None:
+    render(Report({}, findings=[replace(finding, location=replace(finding.location, path=""))]))
+    assert capsys.readouterr().out.endswith("; at Time: {clock-time}\n")

@@ -1,5 +1,7 @@
 """Markdown: tables are tables, and nothing from a log becomes markup."""
 
+from dataclasses import replace
+
 from kvtool.renderers.markdown import render
 from kvtool.report import Column, Finding, Fix, Location, Report, Table
 
@@ -20,3 +22,8 @@ def test_tables_findings_and_notes(capsys):
         "  at `log:3` `messages[0]`; 1,200 lost tokens, hit rate 50.0% if fixed; fix: strip (unsafe)\n\n"
         "- see \\*this\\*\n"
     )
+
+
+def test_a_whole_file_needs_no_path(capsys, finding):
+    render(Report({}, findings=[replace(finding, location=replace(finding.location, path=""))]))
+    assert "\n  at `logs/a b.jsonl:7`; 1,200 lost tokens" in capsys.readouterr().out

@@ -24,7 +24,7 @@ SUFFIXES = JINJA | PYTHON | STRUCTURED | TEXT
 def check_file(path: Path) -> list[Finding]:
     """Findings of one file. KvtoolError names the file and line where it cannot be read."""
     try:
-        source = path.read_text(encoding="utf-8")
+        source = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise KvtoolError(f"{path}: not UTF-8 text") from error
     except OSError as error:

@@ -34,6 +34,7 @@ def found(tmp_path: Path, name: str, source: str) -> list[tuple[str, int, str]]:
         ),
         ("a.txt", f"Customer: ${{who}}\n{RULES}", [("KV107", 1, "Customer: {who}")]),
         ("a.txt", f"Tokens left: <<n>>\n{RULES}", [("KV106", 1, "Tokens left: {n}")]),
+        ("a.txt", f"\ufeffNow: {{now}}\n{RULES}", [("KV101", 1, "Now: {now}")]),
         ("a.txt", f"{RULES}\nToday is {{date}}.", []),
         ("a.txt", 'Answer in JSON such as {"a": 1}.' + RULES, []),
         ("a.yaml", f"system: |\n  Date: {{{{date}}}}\n  {RULES}\n", [("KV102", 2, "Date: {date}")]),
