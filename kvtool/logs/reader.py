@@ -180,12 +180,12 @@ def open_log(
     formats = [FORMATS.load(name) for name in FORMATS.names()]
     forced = mapped_format(mapping) if mapping else FORMATS.load(format) if format else None
     ranked: list[tuple[int, int, LogFile]] = []
-    unknown: list[tuple[str, Sequence[Any]]] = []
+    unknown: list[tuple[Container, Sequence[Any]]] = []
     for container in _containers(paths):
         head = _head(container)
         chosen = sniff(head, formats) if forced is None else forced
         if (mapping and forced is not None and not any(map(forced.claims, head))) or chosen is None:
-            unknown.append((container.input.path, head))
+            unknown.append((container, head))
         else:
             order = chosen.order(head[0]) if head else 0
             ranked.append((order, len(ranked), LogFile(container, chosen)))
@@ -194,8 +194,8 @@ def open_log(
     if not ranked:
         raise _unreadable(*unknown[0], mapping)
     log = Log([file for _, _, file in sorted(ranked, key=lambda one: one[:2])], strict)
-    for path, _ in unknown:
-        log.skip("the file is in no known log format", Source(path, 1))
+    for container, _ in unknown:
+        log.skip("the file is in no known log format", Source(container.input.path, 1))
     return log
 
 
@@ -213,10 +213,18 @@ def _containers(paths: Sequence[str]) -> Iterator[Container]:
             yield open_container(Input(path, member))
 
 
-def _unreadable(path: str, head: Sequence[Any], mapping: Mapping[str, str]) -> KvtoolError:
+def _unreadable(container: Container, head: Sequence[Any], mapping: Mapping[str, str]) -> KvtoolError:
+    path = container.input.path
     if not head:
+        first = next(iter(container.read()), None)
+        if first is None:
+            return KvtoolError(
+                f"{path}: the file holds no rows", "is it the right one, and written to the end?"
+            )
+        number, value = first
+        reason = f" (row {number}: {value.reason})" if isinstance(value, Unreadable) else ""
         return KvtoolError(
-            f"{path}: no row can be decoded", "is it a log, whole, not empty and not encrypted?"
+            f"{path}: no row can be decoded{reason}", "is it a log, whole, in UTF-8 and not encrypted?"
         )
     if mapping:
         return KvtoolError(f"{path}: nothing at the mapped path", explain(head))

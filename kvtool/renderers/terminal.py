@@ -64,7 +64,8 @@ def _finding(console: Console, finding: Finding) -> None:
     place = finding.location
     console.print()
     console.print(f"[{COLOURS[finding.severity]}]{finding.code} {finding.name}[/]  {escape(finding.message)}")
-    console.print(f"  at    {escape(f'{place.file}:{place.row} {place.path} [{place.start}:{place.end}]')}")
+    where = f"{place.file}:{place.row} {place.path} [{place.start}:{place.end}]"
+    console.print(f"  at    {escape(where)}", soft_wrap=True)  # in one piece: it is copied and clicked
     console.print(f"  slot  {escape(finding.slot)}")
     console.print(f"  cost  {cost(finding)}; hit rate {finding.hit_rate_if_fixed:.1%} if fixed")
     console.print(f"  fix   {finding.fix.action}{'' if finding.fix.safe else ' (unsafe)'}")

@@ -1,5 +1,6 @@
 """open_log and Log: what is found, what is counted, what stops."""
 
+import gzip
 import json
 
 import pytest
@@ -135,3 +136,17 @@ def test_times_in_every_unit(tmp_path, field, value, microseconds):
 def test_lone_surrogates_become_a_replacement_character(tmp_path):
     path = write(tmp_path / "log.jsonl", CHAT % "a\\ud800b \\ud83d\\ude00")
     assert [request.messages[0]["content"] for request in open_log([path])] == ["a\ufffdb \U0001f600"]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\n \n", "the file holds no rows"),
+        ('{"prompt": "a"}\n'.encode("utf-16"), r"no row can be decoded \(row 1: not UTF-8\)"),
+        (gzip.compress(b'{"prompt": "a"}\n' * 9)[:20], r"decoded \(row 1: the compressed data is damaged"),
+    ],
+)
+def test_a_file_without_a_readable_row_says_why(tmp_path, data, said):
+    (tmp_path / "log.jsonl").write_bytes(data)
+    with pytest.raises(KvtoolError, match=said):
+        open_log([str(tmp_path / "log.jsonl")])

@@ -81,3 +81,10 @@ def test_ten_lines_first_and_the_rest_when_asked_for(
     render(report)
     whole = capsys.readouterr().out
     assert "cause 6" in whole and "4,321" in whole and "--details" not in whole
+
+
+def test_a_place_stays_in_one_piece(capsys: pytest.CaptureFixture[str], finding: Finding) -> None:
+    render(
+        Report({}, findings=[replace(finding, location=replace(finding.location, file="logs/" + "a" * 90))])
+    )
+    assert f"  at    logs/{'a' * 90}:7 messages[0].content [14:33]\n" in capsys.readouterr().out
