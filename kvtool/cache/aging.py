@@ -112,7 +112,9 @@ def conclude(s: Any, nodes: Any, output_tokens: Any) -> None:
 def reclassify(s: Any, now: Any) -> None:
     """The tree has changed: class every known block again by the traits it has."""
     mask = (np.int64(1) << CLASS_SHIFT) - 1
+    unseen = classes_of(s.parameters, 0)  # most blocks, where the log is split among replicas
     for node in range(s.traits.size):
         traits = s.traits[node] & mask
-        s.traits[node] = traits | (classes_of(s.parameters, traits) << CLASS_SHIFT)
+        classes = classes_of(s.parameters, traits) if traits else unseen
+        s.traits[node] = traits | (classes << CLASS_SHIFT)
     renew(s, now)
