@@ -74,4 +74,7 @@ class BlockShape:
         """Inverse of `to_json`; KeyError, TypeError or ValueError on anything else."""
         if data["dtype"] not in DTYPES:
             raise ValueError(f"dtype {data['dtype']!r} is none of {', '.join(DTYPES)}")
-        return cls(int(data["block_size"]), data["dtype"], tuple(LayerGroup(*row) for row in data["layers"]))
+        groups = tuple(LayerGroup(*map(int, row)) for row in data["layers"])
+        if not groups or min(int(number) for row in data["layers"] for number in row) < 1:
+            raise ValueError(f"layers {data['layers']!r} hold nothing")
+        return cls(int(data["block_size"]), data["dtype"], groups)

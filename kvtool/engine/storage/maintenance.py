@@ -152,7 +152,12 @@ def sweep(folder: Path) -> list[str]:
         listed = {file.name for file in read_manifest(folder).files}
     stray = [path for path in sorted(folder.glob("shard-*.safetensors")) if path.name not in listed]
     for path in (found := [*stray, *leftovers(folder)]):
-        path.unlink()
+        try:
+            path.unlink()
+        except OSError as error:  # a folder of such a name, no permission
+            raise KvtoolError(
+                f"{path}: not in the manifest, and cannot be deleted: {error.strerror}", "move it away"
+            ) from error
     return [path.name for path in found]
 
 
@@ -170,9 +175,16 @@ def _sound(shards: ShardSet) -> set[BlockHash]:
 
 
 def _most_used(shards: ShardSet, keep: set[BlockHash], budget: int) -> set[BlockHash]:
-    """The blocks of most expected hits that fit: hits never rise along a chain, so parents come first."""
+    """The blocks of most expected hits that fit; who uses a block uses all above it, so parents come first.
+
+    Stored hits can rise along a chain: a later log may know a parent and no longer what builds on it.
+    """
+    hits: dict[BlockHash, float] = {}
+    for row in sorted(shards.rows, key=lambda row: -row.depth):
+        hits[row.hash] = max(row.expected_hits, hits.get(row.hash, 0.0))
+        hits[row.parent] = max(hits[row.hash], hits.get(row.parent, 0.0))
     chosen = set(shards.manifest.roots.values())
-    for row in sorted(shards.rows, key=lambda row: (-row.expected_hits, row.depth, row.shard, row.row)):
+    for row in sorted(shards.rows, key=lambda row: (-hits[row.hash], row.depth, row.shard, row.row)):
         if row.hash in keep and row.parent in chosen and row.bytes <= budget:
             chosen.add(row.hash)
             budget -= row.bytes

@@ -114,19 +114,19 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = Manifest(
             identity=Identity.from_json(body),
             roots={row["tenant"]: BlockHash(bytes.fromhex(row["root"])) for row in body["namespaces"]},
-            codecs=body["codecs"],
+            codecs={name: dict(config) for name, config in body["codecs"].items()},
             chunking=body["chunking"],
             files=tuple(ShardFile(**row) for row in body["files"]),
             index_digests=tuple(body["index"]["digests"]),
             complete=body["complete"],
             signature=body.get("signature"),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise KvtoolError(f"{path}: damaged: {type(error).__name__} {error}", hint) from error
     if manifest.to_bytes() != data:
         raise KvtoolError(f"{path}: damaged: its digest does not match", hint)
     for file in manifest.files:  # a name is joined to the folder: nothing may point outside
-        if not re.fullmatch(r"shard-\d{5,}\.safetensors", file.name):
+        if not re.fullmatch(r"shard-\d{5,}\.safetensors", str(file.name)):
             raise KvtoolError(f"{path}: files: {file.name!r} is not a shard's name", hint)
     return manifest
 

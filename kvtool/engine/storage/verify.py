@@ -10,9 +10,12 @@ from kvtool.blocks import BlockHash, child_hash
 from kvtool.engine.storage.codec import load_codec, stored_parts
 from kvtool.engine.storage.index import BlockRow, block_checksum
 from kvtool.engine.storage.manifest import INDEX, Manifest, ShardFile, read_manifest
+from kvtool.engine.storage.outlook import OUTLOOK, read_outlook
+from kvtool.engine.storage.reuse import REUSE, read_reuse
 from kvtool.engine.storage.shards import read_index
 from kvtool.engine.storage.signature import check
 from kvtool.engine.storage.writer import Planned, shard_header
+from kvtool.errors import KvtoolError
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,18 @@ def verify(
         by_shard[row.shard].append(row)
     for file in manifest.files:
         faults.extend(_file(folder, file, by_shard[file.number], manifest, advance))
+    return faults + _learned(folder)
+
+
+def _learned(folder: Path) -> list[Fault]:
+    """Files beside the blocks that a server would refuse. They cost no answer: no digest is kept of them."""
+    faults = []
+    for name, read in ((OUTLOOK, read_outlook), (REUSE, read_reuse)):
+        try:
+            read(folder)
+        except KvtoolError as error:
+            reason = error.message.removeprefix(f"{folder / name}: ")
+            faults.append(Fault(name, None, "file", f"{reason}: run prewarm again, or delete it"))
     return faults
 
 

@@ -20,7 +20,7 @@ from kvtool.engine.storage.codec import Block, block_parts, encode_block, load_c
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.index import BlockRow, block_checksum, index_to_bytes
 from kvtool.engine.storage.layout import BlockShape
-from kvtool.engine.storage.manifest import Manifest, commit, read_manifest, shard_name
+from kvtool.engine.storage.manifest import Manifest, commit, read_manifest, sha256, shard_name
 from kvtool.engine.storage.shards import BadBlock, open_shards
 from kvtool.engine.storage.verify import verify
 from kvtool.engine.storage.writer import Planned, write_shard
@@ -230,6 +230,41 @@ def test_a_manifest_cannot_point_outside(folder: Path) -> None:
         read_manifest(folder)
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("files", 0, "name"), 5),
+        (("codecs",), None),
+        (("codecs", "raw"), 3),
+        (("shape", "layers"), []),
+        (("shape", "layers", 0, 1), None),
+        (("shape", "layers", 0, 1), -1),
+    ],
+)
+def test_a_manifest_of_other_types_is_an_error_even_where_its_digest_agrees(
+    folder: Path, place: tuple[str | int, ...], value: object
+) -> None:
+    body = json.loads((folder / "manifest.json").read_text())
+    del body["digest"]
+    *above, last = place
+    inside = body
+    for step in above:
+        inside = inside[step]
+    assert inside[last] != value
+    inside[last] = value
+    body["digest"] = sha256(json.dumps(body, sort_keys=True).encode())
+    (folder / "manifest.json").write_text(json.dumps(body, indent=1) + "\n")
+    with pytest.raises(KvtoolError, match=r"manifest\.json"):
+        open_shards(folder)
+
+
+@pytest.mark.parametrize("name", ["outlook.json", "reuse.json"])
+def test_verify_names_what_a_server_would_refuse_beside_the_blocks(folder: Path, name: str) -> None:
+    (folder / name).write_text("{}")
+    (fault,) = verify(folder)
+    assert (fault.file, fault.block, fault.field) == (name, None, "file") and "run prewarm" in fault.reason
+
+
 def test_another_schema_is_named(folder: Path) -> None:
     body = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**body, "schema": "kvtool.shards/9"}))
@@ -340,6 +375,20 @@ def test_gc_to_a_budget_keeps_the_most_used_and_stays_prefix_closed(folder: Path
     kept = open_shards(folder).rows
     assert sorted((row.depth, row.expected_hits) for row in kept) == [(0, 3.0), (0, 3.0), (1, 2.5)]
     assert maintenance.collect_garbage(folder, keep_bytes=3 * size) == (0, 0)
+
+
+def test_gc_keeps_what_fits_where_a_later_log_knew_a_parent_less(folder: Path) -> None:
+    shards = open_shards(folder)
+    rows = [replace(row, expected_hits=0.5) if row.depth == 0 else row for row in shards.rows]
+    commit(folder, shards.manifest, shards.manifest, index_to_bytes(rows, SHAPE.block_size))
+    assert maintenance.collect_garbage(folder, keep_bytes=1 << 40) == (0, 0)
+    assert len(open_shards(folder).rows) == 5
+
+
+def test_gc_says_what_it_cannot_delete(folder: Path) -> None:
+    (folder / "shard-00009.safetensors").mkdir()
+    with pytest.raises(KvtoolError, match=r"shard-00009.safetensors: .*cannot be deleted"):
+        maintenance.collect_garbage(folder)
 
 
 @pytest.mark.parametrize("crash_at", range(1, 8))
