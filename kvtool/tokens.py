@@ -7,9 +7,12 @@ they fail.
 """
 
 import json
+import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,7 +214,28 @@ def _from_directory(folder: Path, name: str) -> Tokenizer:
 def _from_hub(spec: str) -> Tokenizer:
     if spec.count("/") > 1 or spec.startswith((".", "/", "~")):
         raise KvtoolError(f"--tokenizer {spec}: no such file or directory")
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    try:
+        cached = isinstance(try_to_load_from_cache(spec, "tokenizer_config.json"), str)
+    except ValueError as error:
+        raise KvtoolError(f"--tokenizer {spec}: no such file or directory, and no hub id") from error
+    if not cached and not getproxies() and not _is_reachable(constants.ENDPOINT):
+        raise KvtoolError(  # the library would try for minutes
+            f"--tokenizer {spec}: no such folder here, and {constants.ENDPOINT} cannot be reached",
+            "name a folder, a tokenizer.json, embedded or bytes; a hub id needs the network or its cache",
+        )
     return _through_transformers(spec, spec)
+
+
+def _is_reachable(url: str) -> bool:
+    """Whether the host's name can be looked up."""
+    address = urlsplit(url)
+    try:
+        socket.getaddrinfo(address.hostname, address.port or 443)
+    except OSError:
+        return False
+    return True
 
 
 def _through_transformers(source: str, name: str) -> Tokenizer:

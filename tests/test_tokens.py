@@ -147,3 +147,16 @@ def test_what_is_no_tokenizer_is_named(tmp_path: Path) -> None:
         load_tokenizer(str(tmp_path / "tokenizer.json"))
     with pytest.raises(KvtoolError, match="no such file or directory"):
         load_tokenizer("./nowhere/at/all")
+
+
+def test_a_hub_id_without_a_network_is_said_at_once(monkeypatch):
+    def unknown(*_):
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(tokens, "getproxies", dict)
+    monkeypatch.setattr(tokens.socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(tokens, "_through_transformers", lambda *_: pytest.fail("asked the hub"))
+    with pytest.raises(KvtoolError, match=r"--tokenizer no/such-model: no such folder here, and https://"):
+        tokens.load_tokenizer("no/such-model")
+    with pytest.raises(KvtoolError, match=r"--tokenizer -x: no such file or directory, and no hub id"):
+        tokens.load_tokenizer("-x")
