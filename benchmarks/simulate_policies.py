@@ -46,13 +46,16 @@ def quality(workload: Workload, shares: tuple[float, ...]) -> Iterator[str]:
     ratios = [best / max(base, 1) for best, base in zip(optimum, lru, strict=True)]
     yield f"| {BELADY} | " + " | ".join(f"{ratio:.3f}" for ratio in ratios) + " |"
     for name, counts in hits.items():
-        cells = [
-            f"{count / max(base, 1):.3f} ({(count - base) / max(best - base, 1):+.0%})"
-            for count, base, best in zip(counts, lru, optimum, strict=True)
-        ]
+        cells = [cell(*three) for three in zip(counts, lru, optimum, strict=True)]
         yield f"| {name} | " + " | ".join(cells) + " |"
     if silent:
         yield f"\nNo figures (not in this build, or it ended its process): {', '.join(silent)}"
+
+
+def cell(count: int, base: int, best: int) -> str:
+    """Hits over LRU's, and the share of the gap closed where the gap is 1 % of LRU's hits or more."""
+    share = f" ({(count - base) / (best - base):+.0%})" if best - base >= 0.01 * base > 0 else ""
+    return f"{count / max(base, 1):.3f}{share}"
 
 
 def peers() -> list[str]:
