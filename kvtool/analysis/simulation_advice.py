@@ -6,12 +6,12 @@ then sizes; then the policy; and what no cache can mend is in the prompts.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from kvtool.analysis.advice import WORTH_SAYING, block_size_advice
-
-if TYPE_CHECKING:
-    from kvtool.analysis.simulate import Simulation
+from kvtool.analysis.curve import LruCurve
+from kvtool.analysis.rates import Rates
+from kvtool.analysis.workload import Workload
 
 Piece = dict[str, Any]
 
@@ -25,6 +25,42 @@ MIDDLING = (0.2, 0.9)
 
 VARIANTS = (("tau", 30), ("tau", 300), ("tau", 1000), ("rebuild", 0.5), ("frequency", 1.0), ("sharing", 1.0))
 """Weights of `cost` that are tried, one at a time."""
+
+
+class Simulated(Protocol):
+    """What advice asks of a simulation."""
+
+    @property
+    def workload(self) -> Workload:
+        """The log."""
+        ...
+
+    @property
+    def config(self) -> Any:
+        """A SimulateConfig."""
+        ...
+
+    @property
+    def curve(self) -> LruCurve:
+        """One LRU cache at all capacities."""
+        ...
+
+    @property
+    def unbounded(self) -> Rates:
+        """Without a capacity."""
+        ...
+
+    def row(self, policy: str, capacity: int, routing: str | None = None) -> Piece:
+        """One setting, as in the document."""
+        ...
+
+    def single_cache(self, policy: str, capacity: int) -> Piece:
+        """The row of one cache with the capacity of all replicas."""
+        ...
+
+    def varied(self, **changes: Any) -> "Simulated":
+        """The same log under other settings."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -44,7 +80,7 @@ class Known:
         return cls(document["block_sizes"], document["findings"], rate["tokens"], rate["normalized_tokens"])
 
 
-def advise(simulation: "Simulation", rows: Sequence[Piece], known: Known) -> list[Piece]:
+def advise(simulation: "Simulated", rows: Sequence[Piece], known: Known) -> list[Piece]:
     """Advice for the smallest capacity among `rows`, in the order in which to try it."""
     online = [row for row in rows if row["capacity_blocks"] == rows[0]["capacity_blocks"]]
     optimum = next((row["tokens"] for row in online if row["policy"] == "belady"), None)
@@ -60,7 +96,7 @@ def advise(simulation: "Simulation", rows: Sequence[Piece], known: Known) -> lis
     return [piece for piece in pieces if piece is not None]
 
 
-def _routing(simulation: "Simulation", online: Sequence[Piece]) -> Piece | None:
+def _routing(simulation: "Simulated", online: Sequence[Piece]) -> Piece | None:
     config = simulation.config
     if config.replicas == 1 or not online:
         return None
@@ -88,7 +124,7 @@ def _routing(simulation: "Simulation", online: Sequence[Piece]) -> Piece | None:
     }
 
 
-def _capacity(simulation: "Simulation", online: Sequence[Piece]) -> Piece | None:
+def _capacity(simulation: "Simulated", online: Sequence[Piece]) -> Piece | None:
     curve = simulation.curve
     need = {f"{share:.0%}": curve.capacity_for(share) for share in SHARES}
     blocks = need["90%"]
@@ -127,7 +163,7 @@ def _policy(online: Sequence[Piece], optimum: float | None) -> Piece | None:
     }
 
 
-def _weights(simulation: "Simulation", online: Sequence[Piece]) -> Piece | None:
+def _weights(simulation: "Simulated", online: Sequence[Piece]) -> Piece | None:
     """Another weight of `cost`, where the rate is middling: one at a time, judged on this log."""
     if not online:
         return None
@@ -153,7 +189,7 @@ def _weights(simulation: "Simulation", online: Sequence[Piece]) -> Piece | None:
     }
 
 
-def _prompts(simulation: "Simulation", known: Known) -> Piece | None:
+def _prompts(simulation: "Simulated", known: Known) -> Piece | None:
     """Findings of the analysis with their price; without one, only a rate that no cache can raise."""
     unbounded = simulation.unbounded.tokens
     priced = {

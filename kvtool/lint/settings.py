@@ -62,7 +62,7 @@ def _checked(table: dict[str, Any], path: Path) -> dict[str, Any]:
             raise KvtoolError(f"{path}: {key} has the wrong type")
         if key in ("select", "ignore", "extend-select"):
             check_codes(value, f"{path}: {key}")
-        if key == "min-hit-rate" and not 0 <= value <= 1:
+        if key == "min-hit-rate" and isinstance(value, int | float) and not 0 <= value <= 1:
             raise KvtoolError(f"{path}: min-hit-rate {value} is not a share", "40% is 0.4")
         if key == "fail-on":
             check_fail_on(str(value), f"{path}: {key}")
