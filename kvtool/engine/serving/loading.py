@@ -115,11 +115,13 @@ class Loads:
             if not late and not load.reading.done():
                 continue
             count, failed = load.reading.arrived(), load.reading.failed()
+            # A bad block took as long to read as a good one; what did not come in time did not count.
+            read = len(load.tiers) if load.reading.done() else max(count, 1)
             load.reading.place(count)
             moves = load.lease.loads
             self._pool.settle(load.lease, count, bad=False)
             self._loads.remove(load)
-            self._rates.loaded(load.tiers[: max(count, 1)], now - load.begun)
+            self._rates.loaded(load.tiers[:read], now - load.begun)
             for place in failed:
                 self._pool.discard(moves[place].node, moves[place].source)
             self._counts["bad_blocks"] += len(failed)

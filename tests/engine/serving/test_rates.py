@@ -1,6 +1,10 @@
 """Load or compute, and how long to wait: from measurements alone."""
 
-from kvtool.cache.tiers import Tier
+from collections import Counter
+from unittest.mock import MagicMock
+
+from kvtool.cache.tiers import Move, Tier
+from kvtool.engine.serving.loading import Loads
 from kvtool.engine.serving.rates import LEAST, PATIENCE, TRY_AGAIN, Rates
 
 DISK_ONLY = [Tier.DEVICE, Tier.HOST, Tier.DISK, Tier.DISK]
@@ -48,3 +52,31 @@ def test_blocks_from_memory_do_not_hide_how_slow_a_disk_is() -> None:
     rates.loaded([Tier.HOST] * 9 + [Tier.DISK], 1.0)
     assert rates.worth_loading([Tier.DISK]) == 0
     assert rates.worth_loading([Tier.HOST] * 9) == 9
+
+
+class OneBad:
+    """A read of four blocks, the second of which is bad: one leads."""
+
+    def arrived(self) -> int:
+        return 1
+
+    def failed(self) -> list[int]:
+        return [1]
+
+    def done(self) -> bool:
+        return True
+
+    def place(self, count: int) -> None:
+        assert count == 1
+
+
+def test_a_bad_block_does_not_make_the_disk_look_slow() -> None:
+    rates = Rates(block_size=16)
+    rates.computed(320, 3.2)  # a block in 0.16 s
+    store, pool = MagicMock(), MagicMock()
+    store.read.return_value = OneBad()
+    loads = Loads(pool, store, rates, Counter())
+    lease = MagicMock(loads=[Move(node, Tier.DISK, node, Tier.DEVICE, node) for node in range(4)])
+    loads.begin(lease, 10.0, None)
+    assert len(loads.poll(10.4)) == 1  # 0.1 s a block
+    assert rates.worth_loading(DISK_ONLY) == 4
