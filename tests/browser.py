@@ -1,4 +1,4 @@
-"""Debian's Chromium for tests: one browser a session, a fresh profile a visit, and all that it complained of.
+"""Debian's Chromium for tests: one browser a test file, a fresh profile a visit, and all that it complained of.
 
 Where Chromium is missing these tests are skipped, unless CI is set: then they fail.
 """
@@ -49,9 +49,10 @@ class Visit:
         ]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
-    """Chromium, headless."""
+    """Chromium, headless. Closed with its file: Playwright's event loop runs in this thread meanwhile, and
+    tests that start one of their own come after it."""
     path = shutil.which(CHROMIUM)
     if path is None:
         reason = "needs Chromium: apt-get install chromium"
