@@ -1,4 +1,4 @@
-"""Debian's Chromium for tests: one browser a test file, a fresh profile a visit, and all that it complained of.
+"""Debian's Chromium for tests: one browser a file, a fresh profile a visit, and all that it complained of.
 
 Where Chromium is missing these tests are skipped, unless CI is set: then they fail.
 """
