@@ -145,6 +145,7 @@ def test_lone_surrogates_become_a_replacement_character(tmp_path):
         ('{"prompt": "a"}\n'.encode("utf-16"), r"no row can be decoded \(row 1: not UTF-8\)"),
         (gzip.compress(b'{"prompt": "a"}\n' * 9)[:20], r"decoded \(row 1: the compressed data is damaged"),
     ],
+    ids=["blank", "utf-16", "cut gzip"],
 )
 def test_a_file_without_a_readable_row_says_why(tmp_path, data, said):
     (tmp_path / "log.jsonl").write_bytes(data)
