@@ -3,13 +3,15 @@
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from kvtool.engine.compute.kernels.attend import attend
-from kvtool.engine.compute.kernels.layers import LayerBlocks, QuantizedBlocks, pack
-from kvtool.engine.compute.kernels.store import squeeze_int8, store
+from kvtool.engine.compute.kernels.layers import LayerBlocks, empty_blocks
+from kvtool.engine.compute.kernels.squeeze import expand, squeeze
+from kvtool.engine.compute.kernels.store import store
 from kvtool.engine.compute.kernels.tables import TilePlan, processors
 from kvtool.engine.compute.reads import Span
 
@@ -62,19 +64,9 @@ def raw_blocks(slots: int, device: torch.device) -> LayerBlocks:
 def quantized_blocks(slots: int, bits: int, device: torch.device) -> LayerBlocks:
     """Random codes, and one raw block since a table may name both."""
     shape = (slots, BLOCK, KV_HEADS)
-    codes = [torch.randint(-127, 128, (*shape, WIDTH), dtype=torch.int8, device=device) for _ in range(2)]
-    if bits == 4:
-        codes = [pack(each & 15) for each in codes]
-    scales = torch.rand(slots, KV_HEADS, WIDTH, device=device).half() / 100
-    token_scales = torch.rand(shape, device=device).half() / 100
-    packed = QuantizedBlocks(
-        codes[0],
-        scales,
-        scales if bits == 4 else None,
-        codes[1],
-        token_scales,
-        token_scales if bits == 4 else None,
-    )
+    packed = empty_blocks(shape, WIDTH, WIDTH, (bits, bits), device)
+    for tensor in packed.tensors():
+        tensor.copy_(torch.randint(0, 30, tensor.shape, dtype=torch.uint8, device=device))
     return LayerBlocks(*(torch.zeros(1, *shape[1:], WIDTH, dtype=torch.bfloat16, device=device),) * 2, packed)
 
 
@@ -82,10 +74,7 @@ def stored_bytes(blocks: LayerBlocks) -> int:
     """Bytes that a decode over all blocks must read."""
     if blocks.quantized is None:
         return blocks.keys.nbytes + blocks.values.nbytes
-    packed = blocks.quantized
-    parts = (packed.key_codes, packed.key_scales, packed.key_offsets)
-    parts += (packed.value_codes, packed.value_scales, packed.value_offsets)
-    return sum(part.nbytes for part in parts if part is not None)
+    return sum(tensor.nbytes for tensor in blocks.quantized.tensors())
 
 
 def attention(blocks: LayerBlocks, spans: list[Span], card: Card) -> float:
@@ -159,7 +148,7 @@ def prefill_rows(card: Card, lengths: tuple[int, ...], cached: int) -> list[dict
 
 
 def store_rows(card: Card, tokens: int) -> list[dict[str, Any]]:
-    """Writing new keys and values, and squeezing full blocks to int8: share of the copy bandwidth."""
+    """Writing new keys and values, and full blocks squeezed and expanded: share of the copy bandwidth."""
     blocks = raw_blocks(tokens // BLOCK, card.device)
     key = torch.randn(tokens, KV_HEADS, WIDTH, dtype=torch.bfloat16, device=card.device)
     writes = torch.randperm(tokens, device=card.device)
@@ -172,19 +161,24 @@ def store_rows(card: Card, tokens: int) -> list[dict[str, Any]]:
             "of_floor": 4 * key.nbytes / card.copy / took,
         }
     ]
-    packed = quantized_blocks(tokens // BLOCK, 8, card.device).quantized
-    both = LayerBlocks(blocks.keys, blocks.values, packed)
     index = torch.arange(tokens // BLOCK, device=card.device)
-    took = seconds(lambda: squeeze_int8(both, index, index), card.device)
-    moved = stored_bytes(blocks) + stored_bytes(both)
-    found.append(
-        {
-            "kernel": "squeeze int8",
-            "shape": str(tokens),
-            "seconds": took,
-            "of_floor": moved / card.copy / took,
-        }
-    )
+    keys, values = blocks.keys[None], blocks.values[None]  # of one layer
+    for bits in (8, 4):
+        packed = empty_blocks((1, *blocks.keys.shape[:3]), WIDTH, WIDTH, (bits, bits), card.device)
+        moved = stored_bytes(blocks) + stored_bytes(LayerBlocks(keys, values, packed))
+        for name, work in (
+            ("squeeze", partial(squeeze, keys, values, index, packed, index)),
+            ("expand", partial(expand, packed, index, keys, values, index)),
+        ):
+            took = seconds(work, card.device)
+            found.append(
+                {
+                    "kernel": f"{name} int{bits}",
+                    "shape": str(tokens),
+                    "seconds": took,
+                    "of_floor": moved / card.copy / took,
+                }
+            )
     return found
 
 

@@ -58,8 +58,8 @@ def attend(
         part_sums = query.new_empty((tiles.splits, rows, heads), dtype=torch.float32)
     groups = heads // kv_heads
     tile_rows = max(16, triton.next_power_of_2(tiles.tokens * groups))
-    # A quantized block has scales of its own, so a step is one block; raw ones are read further at a time.
-    step = block_size if packed else max(block_size, 64)
+    # A run of a quantized block has grids of its own and is a step; raw blocks are read further at a time.
+    step = block_size // packed.key_steps.shape[1] if packed else max(block_size, 64)
     unused = blocks.keys
     _attend[(len(tiles.table), kv_heads, tiles.splits)](
         query,
@@ -67,10 +67,10 @@ def attend(
         blocks.keys,
         blocks.values,
         packed.key_codes if packed else unused,
-        packed.key_scales if packed else unused,
+        packed.key_steps if packed else unused,
         packed.key_offsets if packed and packed.key_offsets is not None else unused,
         packed.value_codes if packed else unused,
-        packed.value_scales if packed else unused,
+        packed.value_steps if packed else unused,
         packed.value_offsets if packed and packed.value_offsets is not None else unused,
         tiles.table,
         tiles.blocks,
@@ -122,10 +122,10 @@ def _attend(
     KEYS,
     VALUES,
     KEY_CODES,
-    KEY_SCALES,
+    KEY_STEPS,
     KEY_OFFSETS,
     VALUE_CODES,
-    VALUE_SCALES,
+    VALUE_STEPS,
     VALUE_OFFSETS,
     TILES,
     TABLES,
@@ -220,18 +220,18 @@ def _attend(
         else:
             entry = tl.load(table + at_key // BLOCK).to(tl.int64)
             slot = tl.where(entry < raw_slots, entry, entry - raw_slots)
-            where = (slot * BLOCK + tl.arange(0, STEP)) * KV_HEADS + head
-            channel = (slot * KV_HEADS + head) * D
+            where = (slot * BLOCK + at_key % BLOCK + tl.arange(0, STEP)) * KV_HEADS + head
+            channel = ((slot * (BLOCK // STEP) + at_key % BLOCK // STEP) * KV_HEADS + head) * D
             if entry < raw_slots:
                 scores = _raw_scores(q, KEYS, where, there, d, D, DOT)
             elif KEY_BITS == 8:
-                scores = _int8_scores(q, KEY_CODES, KEY_SCALES + channel, where, there, d, D, DOT)
+                scores = _int8_scores(q, KEY_CODES, KEY_STEPS + channel, where, there, d, D, DOT)
             else:
                 scores = _int4_scores(
                     q_low,
                     q_high,
                     KEY_CODES,
-                    KEY_SCALES + channel,
+                    KEY_STEPS + channel,
                     KEY_OFFSETS + channel,
                     where,
                     there,
@@ -268,17 +268,20 @@ def _attend(
             if entry < raw_slots:
                 acc += _raw_values(weights, VALUES, where, there, dv, DV, DOT)
             else:
-                scales = tl.load(VALUE_SCALES + where, mask=there, other=0.0).to(tl.float32)
-                scaled = weights * scales[None]
+                low_steps = wide_steps(tl.load(VALUE_STEPS + where * 2, mask=there, other=0))
+                high_steps = wide_steps(tl.load(VALUE_STEPS + where * 2 + 1, mask=there, other=0))
                 if VALUE_BITS == 8:
-                    acc += _raw_values(scaled, VALUE_CODES, where, there, dv, DV, DOT)
+                    every = there[:, None] & (dv < DV)[None]
+                    codes = tl.load(VALUE_CODES + where[:, None] * DV + dv[None], mask=every, other=0)
+                    steps = tl.where((dv < DV // 2)[None], low_steps[:, None], high_steps[:, None])
+                    acc += _dot(weights, codes.to(tl.float32) * steps, DOT)
                 else:
                     half = there[:, None] & (hv < DV // 2)[None]
                     codes = tl.load(VALUE_CODES + where[:, None] * (DV // 2) + hv[None], mask=half, other=0)
-                    offsets = tl.load(VALUE_OFFSETS + where, mask=there, other=0.0).to(tl.float32)
-                    constant = tl.sum(weights * offsets[None], 1)[:, None]
-                    acc_low += _dot(scaled, codes & 15, DOT) + constant
-                    acc_high += _dot(scaled, codes >> 4, DOT) + constant
+                    offsets = tl.load(VALUE_OFFSETS + where * 2, mask=there, other=0)
+                    acc_low += _int4_values(weights, low_steps, offsets, codes & 15, DOT)
+                    offsets = tl.load(VALUE_OFFSETS + where * 2 + 1, mask=there, other=0)
+                    acc_high += _int4_values(weights, high_steps, offsets, codes >> 4, DOT)
 
     # A split without keys gets the sum -inf and weighs nothing.
     norm = tl.where(total == 0.0, 1.0, total)
@@ -307,28 +310,43 @@ def _raw_scores(q, KEYS, where, there, d, D: tl.constexpr, DOT: tl.constexpr):
 
 
 @triton.jit
-def _int8_scores(q, CODES, SCALES, where, there, d, D: tl.constexpr, DOT: tl.constexpr):
-    """The scales of the block's channels are folded into q."""
-    scales = tl.load(SCALES + d, mask=d < D, other=0.0).to(tl.float32)
-    return _raw_scores(q.to(tl.float32) * scales[None], CODES, where, there, d, D, DOT)
+def _int8_scores(q, CODES, STEPS, where, there, d, D: tl.constexpr, DOT: tl.constexpr):
+    """The steps of the run's channels are folded into q."""
+    steps = wide_steps(tl.load(STEPS + d, mask=d < D, other=0))
+    return _raw_scores(q.to(tl.float32) * steps[None], CODES, where, there, d, D, DOT)
 
 
 @triton.jit
-def _int4_scores(low, high, CODES, SCALES, OFFSETS, where, there, d, D: tl.constexpr, DOT: tl.constexpr):
-    """As for int8, in two halves; the offsets add the same to a row's scores of all keys of the block."""
+def _int4_scores(low, high, CODES, STEPS, OFFSETS, where, there, d, D: tl.constexpr, DOT: tl.constexpr):
+    """As for int8, in two halves; the offsets add the same to a row's scores of all keys of the run."""
     near = d < D // 2
     codes = tl.load(CODES + where[None] * (D // 2) + d[:, None], mask=there[None] & near[:, None], other=0)
-    scales = tl.load(SCALES + d, mask=near, other=0.0).to(tl.float32)
-    offsets = tl.load(OFFSETS + d, mask=near, other=0.0).to(tl.float32)
-    scores = _dot(low * scales[None], codes & 15, DOT) + tl.sum(low * offsets[None], 1)[:, None]
-    scales = tl.load(SCALES + D // 2 + d, mask=near, other=0.0).to(tl.float32)
-    offsets = tl.load(OFFSETS + D // 2 + d, mask=near, other=0.0).to(tl.float32)
-    return scores + _dot(high * scales[None], codes >> 4, DOT) + tl.sum(high * offsets[None], 1)[:, None]
+    # Codes and offsets nearly cancel, so both must meet the same rounded numbers.
+    low = (low * wide_steps(tl.load(STEPS + d, mask=near, other=0))[None]).to(DOT)
+    offsets = tl.load(OFFSETS + d, mask=near, other=0).to(tl.float32)
+    scores = _dot(low, codes & 15, DOT) + tl.sum(low.to(tl.float32) * offsets[None], 1)[:, None]
+    high = (high * wide_steps(tl.load(STEPS + D // 2 + d, mask=near, other=0))[None]).to(DOT)
+    offsets = tl.load(OFFSETS + D // 2 + d, mask=near, other=0).to(tl.float32)
+    return scores + _dot(high, codes >> 4, DOT) + tl.sum(high.to(tl.float32) * offsets[None], 1)[:, None]
+
+
+@triton.jit
+def _int4_values(weights, steps, offsets, codes, DOT: tl.constexpr):
+    """weights [rows, n] times one half of the values' codes [n, Dv / 2] on each token's grid."""
+    scaled = (weights * steps[None]).to(DOT)
+    constant = tl.sum(scaled.to(tl.float32) * offsets.to(tl.float32)[None], 1)
+    return _dot(scaled, codes, DOT) + constant[:, None]
+
+
+@triton.jit
+def wide_steps(steps):
+    """Steps, of which the upper half of an fp16 is stored, as float32."""
+    return (steps.to(tl.int16) << 7).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
 def _raw_values(weights, VALUES, where, there, dv, DV: tl.constexpr, DOT: tl.constexpr):
-    """weights [rows, n] times values [n, Dv], or their codes if the weights hold the scales."""
+    """weights [rows, n] times values [n, Dv]."""
     values = tl.load(VALUES + where[:, None] * DV + dv[None], mask=there[:, None] & (dv < DV)[None], other=0)
     return _dot(weights, values, DOT)
 

@@ -10,23 +10,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvtool.engine.storage.quantized import GROUP
+
 
 @dataclass(frozen=True, slots=True)
 class QuantizedBlocks:
-    """Codes and scales of one layer: an element is code * scale + offset.
+    """Codes and grids of a layer as the codecs store them: an element is (code + offset) * step.
 
     key_codes: [slots, block_size, kv_heads, D] int8, or uint8 [..., D / 2] where byte j holds channel j in
-    its low and channel j + D / 2 in its high four bits. value_codes likewise with Dv. key_scales and
-    key_offsets: [slots, kv_heads, D], one per channel of a block. value_scales and value_offsets: [slots,
-    block_size, kv_heads], one per token and head. Offsets belong to 4-bit codes only. 4-bit keys and
-    values were rotated by `rotation` before they were quantized.
+    its low and channel j + D / 2 in its high four bits. key_steps uint8 [slots, groups, kv_heads, D], each
+    the upper half of a positive fp16: `groups` equal runs of a block's tokens have grids of their own.
+    value_codes like key_codes with Dv; value_steps [slots, block_size, kv_heads, 2], one for each half of a
+    head. Offsets, int8 and shaped like the steps, belong to 4-bit codes only. 4-bit keys and values were
+    rotated by `rotation` before they were quantized. Layers of one shape may share tensors with one more
+    leading axis.
     """
 
     key_codes: Tensor
-    key_scales: Tensor
+    key_steps: Tensor
     key_offsets: Tensor | None
     value_codes: Tensor
-    value_scales: Tensor
+    value_steps: Tensor
     value_offsets: Tensor | None
 
     @property
@@ -38,6 +42,35 @@ class QuantizedBlocks:
     def value_bits(self) -> int:
         """8 or 4."""
         return 8 if self.value_offsets is None else 4
+
+    def tensors(self) -> list[Tensor]:
+        """Those that there are, in order of the fields."""
+        return [tensor for tensor in self._fields() if tensor is not None]
+
+    def layer(self, number: int) -> "QuantizedBlocks":
+        """One layer of several."""
+        found = [None if tensor is None else tensor[number] for tensor in self._fields()]
+        return QuantizedBlocks(*found)  # type: ignore[arg-type]
+
+    def _fields(self) -> list[Tensor | None]:
+        return [getattr(self, name) for name in self.__slots__]
+
+
+def empty_blocks(
+    shape: tuple[int, ...], width: int, value_width: int, bits: tuple[int, int], device: torch.device
+) -> QuantizedBlocks:
+    """Undefined blocks. shape: leading axes, slots, block_size, kv_heads; bits: of keys and of values."""
+    *leading, block_size, heads = shape
+    made: list[Tensor | None] = []
+    for each, size, grids in (
+        (bits[0], width, (*leading, -(-block_size // GROUP), heads, width)),
+        (bits[1], value_width, (*shape, 2)),
+    ):
+        codes = (*shape, size if each == 8 else size // 2)
+        made.append(torch.empty(codes, dtype=torch.int8 if each == 8 else torch.uint8, device=device))
+        made.append(torch.empty(grids, dtype=torch.uint8, device=device))
+        made.append(None if each == 8 else torch.empty(grids, dtype=torch.int8, device=device))
+    return QuantizedBlocks(*made)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +96,26 @@ class LayerBlocks:
 
 def dequantize(blocks: QuantizedBlocks, slot: int) -> tuple[Tensor, Tensor]:
     """Reference: keys [block_size, kv_heads, D] and values [..., Dv] as they were, float32."""
-    keys = codes_of(blocks.key_codes[slot], blocks.key_bits) * blocks.key_scales[slot].float()
-    values = (
-        codes_of(blocks.value_codes[slot], blocks.value_bits) * blocks.value_scales[slot].float()[..., None]
-    )
+    codes = codes_of(blocks.key_codes[slot], blocks.key_bits)
+    run = codes.shape[0] // blocks.key_steps.shape[1]
     if blocks.key_offsets is not None:
-        keys = (keys + blocks.key_offsets[slot].float()) @ rotation(keys.shape[-1], keys.device).T
+        codes = codes + blocks.key_offsets[slot].repeat_interleave(run, 0)
+    keys = codes * wide(blocks.key_steps[slot]).repeat_interleave(run, 0)
+    codes = codes_of(blocks.value_codes[slot], blocks.value_bits)
+    half = codes.shape[-1] // 2
     if blocks.value_offsets is not None:
-        values = values + blocks.value_offsets[slot].float()[..., None]
-        values = values @ rotation(values.shape[-1], values.device).T
+        codes = codes + blocks.value_offsets[slot].repeat_interleave(half, -1)
+    values = codes * wide(blocks.value_steps[slot]).repeat_interleave(half, -1)
+    if blocks.key_bits == 4:
+        keys = keys @ rotation(keys.shape[-1], keys.device)
+    if blocks.value_bits == 4:
+        values = values @ rotation(values.shape[-1], values.device)
     return keys, values
+
+
+def wide(steps: Tensor) -> Tensor:
+    """Steps as float32."""
+    return (steps.to(torch.int16) << 7).view(torch.float16).float()
 
 
 def codes_of(codes: Tensor, bits: int) -> Tensor:

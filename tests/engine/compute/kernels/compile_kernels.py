@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kvtool.engine.compute.kernels import attend, choose, merge, store
+from kvtool.engine.compute.kernels import attend, choose, merge, squeeze, store
 
 Variant = tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]
 """Kernel, types of its arguments, constants, launch options."""
@@ -32,12 +32,12 @@ def attention(kind: str, width: int, block: int, rows: int, splits: int, bits: t
     direct = splits == 1 and bits[1] != 4
     types = dict.fromkeys(("QUERY", "TURNED", "KEYS", "VALUES"), kind)
     types |= {"KEY_CODES": CODES[bits[0]] or kind, "VALUE_CODES": CODES[bits[1]] or kind}
-    types |= dict.fromkeys(("KEY_SCALES", "KEY_OFFSETS", "VALUE_SCALES", "VALUE_OFFSETS"), "*fp16")
+    types |= {"KEY_STEPS": "*u8", "VALUE_STEPS": "*u8", "KEY_OFFSETS": "*i8", "VALUE_OFFSETS": "*i8"}
     types |= {"TILES": "*i32", "TABLES": "*i32", "OUT": kind if direct else "*fp32", "SUMS": "*fp32"}
     types |= {name: "fp32" if name in ("scale", "softcap") else "i32" for name in SIZES}
     constants = {"HEADS": 32, "KV_HEADS": 8, "GROUPS": 4, "D": width, "DV": width, "BLOCK": block}
     constants |= {"PD": power(width), "PV": power(width), "HD": power(width // 2), "HV": power(width // 2)}
-    constants |= {"ROWS": rows, "STEP": block if bits[0] != 16 else max(block, 64), "SPLITS": splits}
+    constants |= {"ROWS": rows, "STEP": min(block, 32) if bits[0] != 16 else max(block, 64), "SPLITS": splits}
     constants |= {"KEY_BITS": bits[0], "VALUE_BITS": bits[1], "DOT": DOTS[kind]}
     constants |= {"WINDOWED": width == 64, "CAPPED": width == 96}
     options = attend.launch_options(rows, width * (4 if kind == "*fp32" else 2))
@@ -51,22 +51,34 @@ def others() -> Iterator[Variant]:
     types = dict.fromkeys(("KEY", "VALUE", "KEYS", "VALUES"), "*bf16") | {"WRITES": "*i64"}
     types |= dict.fromkeys(("key_stride", "key_head", "value_stride", "value_head"), "i32")
     yield store._store, types, {"KV_HEADS": 8, "D": 80, "DV": 80, "PD": 128, "PV": 128}, {}
-    types = {"KEYS": "*bf16", "VALUES": "*bf16", "SOURCES": "*i64", "TARGETS": "*i64"}
-    types |= {"KEY_CODES": "*i8", "KEY_SCALES": "*fp16", "VALUE_CODES": "*i8", "VALUE_SCALES": "*fp16"}
-    sizes = {"KV_HEADS": 8, "D": 128, "DV": 128, "PD": 128, "PV": 128, "BLOCK": 32}
-    yield store._squeeze_int8, types, sizes, {}
     types = {"LOGITS": "*fp32", "WARMTH": "*fp32", "FLOORS": "*fp32", "SEEDS": "*i64"}
     types |= {"INDEXES": "*i32", "CHOSEN": "*i64", "vocab": "i32"}
     yield choose._choose, types, {"STEP": choose.STEP}, {}
 
 
+def moves(width: int, block: int, kind: str, bits: int) -> Iterator[Variant]:
+    codes = {"CODES": CODES[bits], "STEPS": "*u8", "OFFSETS": "*i8", "RAW": kind, "ROTATION": "*fp32"}
+    codes |= dict.fromkeys(("SOURCES", "TARGETS"), "*i64")
+    codes |= dict.fromkeys(("raw_layer", "codes_layer", "steps_layer"), "i64")
+    sizes = {"HEADS": 8, "D": width, "BLOCK": block, "GROUPS": -(-block // 32), "TOKENS": min(block, 32)}
+    half = power(width // 2)
+    sizes |= {"PD": power(width), "HD": half, "PIECE": min(half, 32) if bits == 4 else half, "BITS": bits}
+    for along in (0, 1):
+        for kernel in (squeeze._squeeze, squeeze._expand):
+            yield kernel, codes, {**sizes, "ALONG": along}, {"num_stages": 1}
+
+
 def variants(quick: bool) -> Iterator[Variant]:
     yield from others()
     if quick:
+        yield from moves(128, 32, "*bf16", 4)
         yield attention("*bf16", 64, 16, 16, 8, (16, 16))
         yield attention("*bf16", 64, 16, 16, 8, (8, 4))
         yield attention("*bf16", 64, 16, 16, 8, (4, 4))
         return
+    for width, block, kind in ((64, 16, "*bf16"), (80, 32, "*fp32"), (256, 64, "*bf16")):
+        for bits in (8, 4):
+            yield from moves(width, block, kind, bits)
     for bits in ((16, 16), (8, 8), (8, 4), (4, 4)):
         for width, block, rows, splits in (
             (128, 32, 128, 1),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvtool.engine.compute.kernels.attend import attend, attend_reference
-from kvtool.engine.compute.kernels.layers import LayerBlocks, QuantizedBlocks, pack, rotation
+from kvtool.engine.compute.kernels.layers import LayerBlocks, QuantizedBlocks, empty_blocks, rotation
 from kvtool.engine.compute.kernels.merge import merge, merge_reference
 from kvtool.engine.compute.kernels.tables import Tiles, make_tiles, splits
 from kvtool.engine.compute.reads import Span
@@ -28,24 +28,18 @@ def raw_blocks(
 def quantized(
     slots: int, block: int, heads: int, width: int, value_width: int, bits: tuple[int, int]
 ) -> QuantizedBlocks:
-    """Random codes with scales of the size that unit normal keys would have."""
-    key_bits, value_bits = bits
-    shape = (slots, block, heads)
-    key_codes = torch.randint(-127, 128, (*shape, width), dtype=torch.int8)
-    if key_bits == 4:
-        key_codes = pack(torch.randint(0, 16, (*shape, width)))
-    value_codes = torch.randint(-127, 128, (*shape, value_width), dtype=torch.int8)
-    if value_bits == 4:
-        value_codes = pack(torch.randint(0, 16, (*shape, value_width)))
-    size = {8: 0.015, 4: 0.25}
-    return QuantizedBlocks(
-        key_codes.to(DEVICE),
-        (torch.rand(slots, heads, width) * size[key_bits]).half().to(DEVICE),
-        torch.randn(slots, heads, width).half().to(DEVICE) if key_bits == 4 else None,
-        value_codes.to(DEVICE),
-        (torch.rand(shape) * size[value_bits]).half().to(DEVICE),
-        torch.randn(shape).half().to(DEVICE) if value_bits == 4 else None,
-    )
+    """Random codes with steps of the size that unit normal keys would have, a few of them zero."""
+    blocks = empty_blocks((slots, block, heads), width, value_width, bits, DEVICE)
+    for tensor in blocks.tensors():
+        tensor.copy_(torch.randint(0, 256, tensor.shape, dtype=torch.uint8).view(tensor.dtype))
+    sizes = {8: 0.015, 4: 0.25}
+    for steps, each in ((blocks.key_steps, bits[0]), (blocks.value_steps, bits[1])):
+        half = (torch.rand(steps.shape) * sizes[each]).half()
+        steps.copy_((half.view(torch.int16) >> 7).to(torch.uint8) * (torch.rand(steps.shape) > 0.02))
+    for offsets in (blocks.key_offsets, blocks.value_offsets):
+        if offsets is not None:
+            offsets.copy_(torch.randint(-12, -2, offsets.shape, dtype=torch.int8))
+    return blocks
 
 
 def spans_of(lengths: list[tuple[int, int]], block: int, entries: list[int]) -> list[Span]:

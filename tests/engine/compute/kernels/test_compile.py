@@ -27,13 +27,14 @@ def compile_kernels(*arguments: str) -> list[str]:
 
 def test_kernels_compile() -> None:
     lines = compile_kernels("quick", "90")
-    assert len(lines) == 7
-    assert {line.split()[0] for line in lines} == {"_merge", "_store", "_squeeze_int8", "_choose", "_attend"}
+    assert len(lines) == 10
+    names = {"_merge", "_store", "_squeeze", "_expand", "_choose", "_attend"}
+    assert {line.split()[0] for line in lines} == names
 
 
 @pytest.mark.slow
 def test_all_variants_compile_and_fit() -> None:
     lines = compile_kernels("all", "89", "90")
-    assert len(lines) == 2 * 36
+    assert len(lines) == 2 * 59
     for line in lines:
         assert int(line.split()[-1]) <= SMALLEST, line
