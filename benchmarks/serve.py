@@ -5,7 +5,8 @@
 Each prefix is asked cold (salted: nothing can be shared), warm from the device, from host memory (after
 another prompt took its place), and from disk (after a restart). Throughput sends one request per client at
 once, all with the same 1,024 tokens in front; sharing off means a salt for each. One machine, one run,
-nothing averaged away: every repetition is printed, with the machine's load (1.0 is one busy core).
+nothing averaged away: every repetition is printed, by the clock and in the CPU seconds that the server took,
+which a busy machine changes little, with the machine's load (1.0 is one busy core).
 Beside peers: serve_peers.py. The seed's figures re-enacted: serve_seed.py.
 """
 
@@ -88,9 +89,34 @@ def load() -> float:
     return round(os.getloadavg()[0], 1)
 
 
-def by_tier(model: str, length: int, vocab: int, repeats: int) -> dict[str, list[float]]:
-    """Seconds to the first token of a prompt of `length` tokens and one, by where its blocks are."""
-    found: dict[str, list[float]] = {"cold": [], "device": [], "host": [], "disk": []}
+def cpu() -> float:
+    """CPU seconds so far of this process's descendants that live, threads that ended left out."""
+    above: dict[int, int] = {}
+    spent: dict[int, float] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            above[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            tasks = (folder / "task").glob("*/schedstat")
+            spent[int(folder.name)] = sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+        except (OSError, ValueError):  # it ended meanwhile
+            continue
+    family = {os.getpid()}
+    while grown := {child for child, parent in above.items() if parent in family} - family:
+        family |= grown
+    return sum(spent.get(each, 0.0) for each in family - {os.getpid()})
+
+
+def by_tier(model: str, length: int, vocab: int, repeats: int) -> dict[str, list[tuple[float, float]]]:
+    """Seconds to the first token of a prompt of `length` tokens and one, by where its blocks are: a clock's,
+    and those that the server computed."""
+    found: dict[str, list[tuple[float, float]]] = {"cold": [], "device": [], "host": [], "disk": []}
+
+    def measure(tier: str, client: httpx.Client, salt: str | None = None) -> None:
+        before = cpu()
+        seconds, cached = first_token(client, model, ids, salt)
+        assert cached == (0 if salt else expected), f"{cached} of {expected} tokens came from {tier}"
+        found[tier].append((round(seconds, 4), round(cpu() - before, 4)))
+
     ids, other = prompt(length + 1, 1, vocab), prompt(length + 1, 2, vocab)
     room = length // BLOCK + 8
     expected = length // BLOCK * BLOCK
@@ -98,22 +124,16 @@ def by_tier(model: str, length: int, vocab: int, repeats: int) -> dict[str, list
         options = ("--device-blocks", room, "--host-memory", "4GiB", "--disk", disk, "--disk-memory", "8GiB")
         with running(model, *options) as client:
             for number in range(repeats):
-                found["cold"].append(first_token(client, model, ids, f"cold-{number}")[0])
+                measure("cold", client, f"cold-{number}")
             first_token(client, model, ids)
             for _ in range(repeats):
-                seconds, cached = first_token(client, model, ids)
-                assert cached == expected
-                found["device"].append(seconds)
+                measure("device", client)
             for _ in range(repeats):
                 first_token(client, model, other)  # takes the device's blocks
-                seconds, cached = first_token(client, model, ids)
-                assert cached == expected
-                found["host"].append(seconds)
+                measure("host", client)
         for _ in range(repeats):
             with running(model, *options) as client:
-                seconds, cached = first_token(client, model, ids)
-                assert cached == expected, f"{cached} of {expected} tokens came back from disk"
-                found["disk"].append(seconds)
+                measure("disk", client)
     return found
 
 
@@ -165,12 +185,16 @@ def main() -> None:
     document: dict[str, Any] = {"model": arguments.model, "load": [load()], "first_token_seconds": {}}
     for length in arguments.prefix:
         found = by_tier(arguments.model, length, arguments.vocab, arguments.repeats)
-        middle = {tier: statistics.median(times) for tier, times in found.items()}
-        document["first_token_seconds"][length] = {
-            **found,
-            "cold_over": {tier: round(middle["cold"] / seconds, 1) for tier, seconds in middle.items()},
-            "disk_over_host": round(middle["disk"] / middle["host"], 2),
-        }
+        row: dict[str, Any] = {**found}
+        for number, name in enumerate(("clock", "cpu")):
+            middle = {
+                tier: statistics.median(each[number] for each in times) for tier, times in found.items()
+            }
+            row[name] = {
+                "cold_over": {tier: round(middle["cold"] / seconds, 1) for tier, seconds in middle.items()},
+                "disk_over_host": round(middle["disk"] / middle["host"], 2),
+            }
+        document["first_token_seconds"][length] = row
     document["load"].append(load())
     document["throughput"] = throughput(arguments.model, arguments.clients, arguments.vocab, arguments.answer)
     document["load"].append(load())

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from serve import completion, crowd, first_token, load, prompt, running, together
+from serve import completion, cpu, crowd, first_token, load, prompt, running, together
 
 from kvtool import embedded
 
@@ -57,23 +57,6 @@ server = xllamacpp.Server(params)
 print("listening", server.listening_address, flush=True)
 sys.stdin.read()
 """
-
-
-def cpu() -> float:
-    """CPU seconds so far of this process's descendants that live, threads that ended left out."""
-    above: dict[int, int] = {}
-    spent: dict[int, float] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            above[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            tasks = (folder / "task").glob("*/schedstat")
-            spent[int(folder.name)] = sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
-        except (OSError, ValueError):  # it ended meanwhile
-            continue
-    family = {os.getpid()}
-    while grown := {child for child, parent in above.items() if parent in family} - family:
-        family |= grown
-    return sum(spent.get(each, 0.0) for each in family - {os.getpid()})
 
 
 def counted(name: str, ask: Ask, ids: list[int]) -> Measured:

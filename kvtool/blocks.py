@@ -51,7 +51,7 @@ def reusable_blocks(n_tokens: int, block_size: int) -> int:
     return max(n_tokens - 1, 0) // block_size
 
 
-def fingerprint(*chunks: bytes | bytearray) -> str:
+def fingerprint(*chunks: bytes | bytearray | memoryview) -> str:
     """Hex digest that names some content (a tokenizer, a slot); 128 bits, not cryptographic."""
     hasher = xxhash.xxh3_128()
     for chunk in chunks:

@@ -136,9 +136,12 @@ def build_engine(config: ServeConfig, observer: Observer) -> Engine:
     index = BlockIndex(pool, block_size, 4 * (tiers.device + tiers.host + tiers.disk) + 4096, store.shard_row)
     store.index = index
     index.public = public = PublicPrefixes(identity.root(), shards)
+    on_disk = 0 if shards is None else len(shards.rows)
     if area is not None:
         found = restore(index, pool, area, store.chain_to)
         log.info("%d blocks found in the write-back area %s", found, config.disk)
+        on_disk += found
+    store.warm_up(min(on_disk, tiers.device))
     scheduler = Scheduler(
         Runner(model, device).step,
         pool,

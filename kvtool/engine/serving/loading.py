@@ -27,7 +27,7 @@ class Reading(Protocol):
         ...
 
     def place(self, count: int) -> None:
-        """Write the first `count` blocks, all arrived, into their device slots."""
+        """The end: the first `count` blocks, all arrived, are in their slots; none is written later."""
         ...
 
 
@@ -133,5 +133,6 @@ class Loads:
         """The request leaves: its copies below stay, what was read is dropped."""
         for load in list(self._loads):
             if load.request is request:
+                load.reading.place(0)
                 self._pool.settle(load.lease, 0, bad=False)
                 self._loads.remove(load)

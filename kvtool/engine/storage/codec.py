@@ -198,7 +198,11 @@ def encode_block(codec: BlockCodec, shape: BlockShape, block: Block, first: bool
 
 
 def decode_block(
-    codec: BlockCodec, shape: BlockShape, data: bytearray, first: bool, dtype: torch.dtype | None = None
+    codec: BlockCodec,
+    shape: BlockShape,
+    data: bytearray | memoryview,
+    first: bool,
+    dtype: torch.dtype | None = None,
 ) -> Block:
     """Inverse of `encode_block`, on the CPU, in `dtype` or the arena's own.
 
@@ -218,7 +222,9 @@ def decode_block(
     return [pair for pair in block if pair is not None]
 
 
-def _tensors(codec: BlockCodec, shape: BlockShape, data: bytearray, first: bool) -> dict[str, Tensor]:
+def _tensors(
+    codec: BlockCodec, shape: BlockShape, data: bytearray | memoryview, first: bool
+) -> dict[str, Tensor]:
     """A block's parts as views of its bytes."""
     flat = torch.frombuffer(data, dtype=torch.uint8)
     tensors = {}

@@ -1,7 +1,7 @@
 """The host tier's memory: blocks as the arena has them, or encoded by a codec so that more of them fit."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -16,18 +16,21 @@ if TYPE_CHECKING:
 AT_ONCE = 64
 """Blocks stacked for one copy a layer: bounds the memory that it takes."""
 
+Bytes = bytes | bytearray | memoryview
+"""A block's encoded bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """A block's bytes as a codec made them. `first`: it begins a prompt."""
 
     codec: "BlockCodec"
-    data: bytes | bytearray
+    data: Bytes
     first: bool
 
     def decode(self, shape: BlockShape) -> Block:
         """Keys and values by layer, on the CPU, in the arena's dtype; they may be views of `data`."""
-        data = self.data if isinstance(self.data, bytearray) else bytearray(self.data)
+        data = bytearray(self.data) if isinstance(self.data, bytes) else self.data
         return list(decode_block(self.codec, shape, data, self.first))
 
 
@@ -100,7 +103,7 @@ class EncodedHost:
 
     def put(self, slot: int, block: Encoded) -> None:
         """Keep the bytes."""
-        self._blocks[slot] = block
+        self._blocks[slot] = replace(block, data=bytearray(block.data))  # without the rest of its buffer
 
     def bring(self, device: Arena, slots: Sequence[int], targets: Sequence[int]) -> None:
         """Decode, then one copy a layer."""

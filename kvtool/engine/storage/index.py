@@ -33,7 +33,7 @@ class BlockRow:
     kl: float | None
 
 
-def block_checksum(block: BlockHash, data: bytes | bytearray) -> str:
+def block_checksum(block: BlockHash, data: bytes | bytearray | memoryview) -> str:
     """32 hex digits over a block's hash and its stored bytes: bytes under another name fail too."""
     return fingerprint(block, data)
 

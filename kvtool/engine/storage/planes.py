@@ -30,7 +30,7 @@ def compress(data: bytes, width: int) -> bytes:
     return b"".join([*(len(frame).to_bytes(LENGTH, "little") for frame in frames), *frames])
 
 
-def decompress(data: bytes | bytearray, width: int, size: int) -> bytearray:
+def decompress(data: bytes | bytearray | memoryview, width: int, size: int) -> bytearray:
     """Inverse of `compress`, whose input had `size` bytes. ValueError for anything else."""
     rows = np.empty((size // width, width), np.uint8)
     at = LENGTH * width

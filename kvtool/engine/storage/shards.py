@@ -44,8 +44,13 @@ class ShardSet:
 
     def read_bytes(self, row: BlockRow) -> bytearray:
         """A block's stored bytes, verified against its checksum. Raises BadBlock."""
+        data = bytearray(row.bytes)
+        self.read_into(row, memoryview(data))
+        return data
+
+    def read_into(self, row: BlockRow, data: memoryview) -> None:
+        """`read_bytes` into memory of `row.bytes`."""
         try:
-            data = bytearray(row.bytes)
             read = os.preadv(self._descriptor(row.shard), [data], row.offset)
         except OSError as error:
             raise BadBlock(row, "file", error.strerror or str(error)) from error
@@ -53,7 +58,6 @@ class ShardSet:
             raise BadBlock(row, "bytes", f"the file ends after {read} of {row.bytes}")
         if block_checksum(row.hash, data) != row.checksum:
             raise BadBlock(row, "checksum", "does not match the stored bytes")
-        return data
 
     def read_block(self, block: BlockHash) -> "Block":
         """Keys and values by layer, on the CPU, in the shards' dtype. Raises BadBlock, KeyError if absent."""

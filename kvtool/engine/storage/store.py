@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,7 @@ from kvtool.engine.compute.arena import Arena, Block
 from kvtool.engine.storage.codec import encode_block, load_codec
 from kvtool.engine.storage.host import AT_ONCE, Encoded, HostBlocks, stack
 from kvtool.engine.storage.layout import BlockShape
+from kvtool.engine.storage.memory import Staging, fresh, populate
 from kvtool.engine.storage.shards import BadBlock, ShardSet
 from kvtool.engine.storage.writeback import Survivor, WriteBack
 from kvtool.errors import KvtoolError
@@ -33,6 +35,12 @@ READERS = 4
 
 AHEAD = 2
 """Threads that read what nobody waits for yet; they are others, so that a guess delays no request."""
+
+Take = Callable[[int], memoryview]
+"""Gives memory of so many bytes to read into."""
+
+Find = Callable[[], Encoded | None]
+"""Reads a block; None for one that proved bad."""
 
 
 class BlockStore:
@@ -62,6 +70,7 @@ class BlockStore:
         self._rows = {} if shards is None else {row.hash: number for number, row in enumerate(shards.rows)}
         names = {} if shards is None else shards.manifest.codecs
         self._codecs = {name: load_codec(config) for name, config in names.items()}
+        self._staging = Staging()
 
     def shard_row(self, block: BlockHash, tokens: TokenIds) -> int:
         """The shards' row of a block with these tokens, -1 if they lack it or it has proved bad."""
@@ -108,19 +117,27 @@ class BlockStore:
 
     def read(self, loads: Sequence[Move]) -> "BlockReading":
         """Begin to read blocks for the device: those on disk in threads of their own."""
-        waiting: list[Future[Block | None] | None] = []
-        for move in loads:
-            find = self._finder(move)
-            waiting.append(None if find is None else self._readers.submit(self._decoded, find))
-        return BlockReading(self._device, self._host, list(loads), waiting)
+        reading = BlockReading(self._device, self._host, self._shape, list(loads))
+        take = self._staging.take if reading.in_place else fresh
+        for place, move in enumerate(loads):
+            find = self._finder(move, take)
+            if find is not None:
+                reading.waiting[place] = self._readers.submit(reading.take_in, place, find)
+        return reading
 
     def lift(self, moves: Sequence[Move]) -> "BlockLift":
         """Begin to read blocks for the host tier, behind everything that a request waits for."""
         assert self._host is not None
-        finders = [self._finder(move) for move in moves]
+        finders = [self._finder(move, fresh) for move in moves]
         return BlockLift(
             self._host, list(moves), [self._ahead.submit(find) for find in finders if find is not None]
         )
+
+    def warm_up(self, slots: int) -> None:
+        """Make the first `slots` of the device's memory real, which the first reads will fill."""
+        if self._device.device.type == "cpu":
+            tensors = [*self._device.keys, *self._device.values]
+            self._ahead.submit(populate, [tensor[:slots] for tensor in tensors])
 
     def close(self) -> None:
         """Wait for reads that are under way and close files."""
@@ -131,37 +148,35 @@ class BlockStore:
         if self._shards is not None:
             self._shards.close()
 
-    def _finder(self, move: Move) -> "Callable[[], Encoded | None] | None":
-        """What reads a block from disk or shards; None for one that is in memory."""
+    def _finder(self, move: Move, take: Take) -> "Find | None":
+        """What reads a block from disk or shards into memory from `take`; None for one that is in memory."""
         if move.source is Tier.HOST:
             return None
         if move.source is Tier.SHARDS:
-            return lambda: self._from_shards(move.source_slot)
+            return lambda: self._from_shards(move.source_slot, take)
         assert self.index is not None
         name, first = self.index.hash_of(move.node), self._is_first(move.node)
-        return lambda: self._from_disk(move.source_slot, name, first)
+        return lambda: self._from_disk(move.source_slot, name, first, take)
 
-    def _from_shards(self, number: int) -> Encoded | None:
+    def _from_shards(self, number: int, take: Take) -> Encoded | None:
         assert self._shards is not None
         row = self._shards.rows[number]
+        data = take(row.bytes)
         try:
-            return Encoded(self._codecs[row.codec], self._shards.read_bytes(row), row.depth == 0)
+            self._shards.read_into(row, data)
         except BadBlock as error:
             log.warning("bad shard block, computing it instead: %s", error)
             self._rows.pop(row.hash, None)
             return None
+        return Encoded(self._codecs[row.codec], data, row.depth == 0)
 
-    def _from_disk(self, slot: int, block: BlockHash, first: bool) -> Encoded | None:
+    def _from_disk(self, slot: int, block: BlockHash, first: bool, take: Take) -> Encoded | None:
         assert self._disk is not None
-        data = self._disk.read(slot, block)
+        data = self._disk.read(slot, block, take(self._disk.block_bytes))
         if data is None:
             log.warning("bad block in the write-back area, computing it instead: block %s", block.hex())
             return None
         return Encoded(self._codec, data, first)
-
-    def _decoded(self, find: "Callable[[], Encoded | None]") -> Block | None:
-        found = find()
-        return None if found is None else found.decode(self._shape)
 
     def _keep(self, host: HostBlocks, moves: list[Move]) -> list[Move]:
         """Copy from the device to the host tier; returns the moves that failed."""
@@ -212,47 +227,65 @@ def survivor_of(index: BlockIndex, node: int, slot: int) -> Survivor:
 
 
 class BlockReading:
-    """Blocks on their way to the device. Bad ones are None. Used by the scheduler's thread only.
+    """Blocks on their way to the device. Used by the scheduler's thread, but for `take_in`.
 
-    What has arrived is placed while the rest is read.
+    What has arrived is placed while the rest is read: on a CPU by the readers, each block while it is in
+    the processor's cache; on a GPU here, many at a time, as its copies must not meet those of a forward.
     """
 
-    def __init__(
-        self,
-        device: Arena,
-        host: HostBlocks | None,
-        loads: list[Move],
-        waiting: "list[Future[Block | None] | None]",
-    ) -> None:
+    def __init__(self, device: Arena, host: HostBlocks | None, shape: BlockShape, loads: list[Move]) -> None:
+        self.in_place = device.device.type == "cpu"
+        self.waiting: list[Future[Block | None] | None] = [None] * len(loads)
+        """By place what will be read: None for a block that proved bad, empty for one in its slot."""
         self._device = device
         self._host = host
+        self._shape = shape
         self._loads = loads
-        self._waiting = waiting
         self._placed = 0
+        self._over = False
+        self._writing = Lock()
+
+    def take_in(self, place: int, find: Find) -> Block | None:
+        """Read a block and, if the memory that it was read into is used again, write it to its slot.
+
+        Not any more when the reading is over: the slot may be another request's by then.
+        """
+        found = find()
+        if found is None:
+            return None
+        block = found.decode(self._shape)
+        if not self.in_place:
+            return block
+        with self._writing:
+            if not self._over:
+                self._device.write_block(self._loads[place].target_slot, block)
+        return []
 
     def arrived(self) -> int:
         """Leading blocks that are here and whole."""
-        return self._placed + _leading(self._waiting[self._placed :])
+        return self._placed + _leading(self.waiting[self._placed :])
 
     def failed(self) -> list[int]:
         """Places of the blocks that proved bad."""
-        return _bad(self._waiting)
+        return _bad(self.waiting)
 
     def done(self) -> bool:
         """Whether nothing more will come."""
         self._place(self.arrived())
-        return all(future is None or future.done() for future in self._waiting)
+        return all(future is None or future.done() for future in self.waiting)
 
     def place(self, count: int) -> None:
-        """Write the first `count` blocks, all arrived, into their device slots, and cancel the rest."""
-        for future in self._waiting[count:]:
+        """The end: the first `count` blocks, all arrived, are in their slots; none is written later."""
+        for future in self.waiting[count:]:
             if future is not None:
                 future.cancel()
         self._place(count)
+        with self._writing:
+            self._over = True
 
     def _place(self, count: int) -> None:
         first, self._placed = self._placed, max(count, self._placed)
-        pairs = zip(self._loads[first:count], self._waiting[first:count], strict=True)
+        pairs = zip(self._loads[first:count], self.waiting[first:count], strict=True)
         for in_memory, run in groupby(pairs, key=lambda pair: pair[1] is None):
             some = list(run)
             targets = [move.target_slot for move, _ in some]
@@ -262,9 +295,10 @@ class BlockReading:
                 continue
             for start in range(0, len(some), AT_ONCE):
                 found = [future.result() for _, future in some[start : start + AT_ONCE] if future]
-                blocks = [block for block in found if block is not None]
-                self._device.write_blocks(targets[start : start + AT_ONCE], stack(blocks))
-        self._waiting[first:count] = [None] * (count - first)
+                blocks = [block for block in found if block]
+                if blocks:
+                    self._device.write_blocks(targets[start : start + AT_ONCE], stack(blocks))
+        self.waiting[first:count] = [None] * (count - first)
 
 
 class BlockLift:

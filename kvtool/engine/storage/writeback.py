@@ -49,7 +49,7 @@ class WriteBack:
         """Opens or makes the file; KvtoolError when it cannot be used or another server has it."""
         self.slots = slots
         self._block_size = block_size
-        self._block_bytes = block_bytes
+        self.block_bytes = block_bytes
         self._codec = codec.encode().ljust(16, b"\0")
         assert len(self._codec) == 16
         self._header = FIXED.size + 4 * block_size
@@ -91,7 +91,7 @@ class WriteBack:
     def write(self, slot: int, block: Survivor, data: bytes | bytearray) -> None:
         """Fill a record. OSError when the disk is full or fails, and the record is invalid, or when the data
         are longer than a record, as compressed ones can be."""
-        if len(data) > self._block_bytes:
+        if len(data) > self.block_bytes:
             raise OSError(errno.EFBIG, "the encoded block is longer than a record")
         payload = bytes.fromhex(fingerprint(block.hash, data))
         fields = (block.depth, len(data), self._codec, block.hash, block.parent, block.root, payload)
@@ -102,9 +102,12 @@ class WriteBack:
         while written < len(record):
             written += os.pwrite(self._file, record[written:], at + written)
 
-    def read(self, slot: int, block: BlockHash) -> bytearray | None:
-        """The block's bytes, or None when the record is another block's or its checksum fails."""
-        header, data = bytearray(self._header), bytearray(self._block_bytes)  # read in place: no copies
+    def read(self, slot: int, block: BlockHash, into: memoryview) -> memoryview | None:
+        """The block's bytes, the first ones of `into`, which has `block_bytes`.
+
+        None when the record is another block's or its checksum fails.
+        """
+        header, data = bytearray(self._header), into[: self.block_bytes]
         try:
             count = os.preadv(self._file, [header, data], slot * self._stride)
         except OSError:
@@ -114,7 +117,7 @@ class WriteBack:
         _, _, size, codec, stored, _, _, payload, _ = FIXED.unpack_from(header)
         if codec != self._codec or stored != block or size > count - self._header:
             return None
-        del data[size:]
+        data = data[:size]
         return data if bytes.fromhex(fingerprint(block, data)) == payload else None
 
     def close(self) -> None:

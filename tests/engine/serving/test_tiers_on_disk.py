@@ -221,9 +221,9 @@ def test_a_disk_that_stalls_costs_patience_and_not_the_answer(
     gate = threading.Event()
     read = WriteBack.read
 
-    def stalled(self: WriteBack, slot: int, block: BlockHash) -> bytes | None:
+    def stalled(self: WriteBack, slot: int, block: BlockHash, into: memoryview) -> memoryview | None:
         gate.wait(60)
-        return read(self, slot, block)
+        return read(self, slot, block, into)
 
     monkeypatch.setattr(WriteBack, "read", stalled)
     monkeypatch.setattr(rates, "PATIENCE", 0.2)
@@ -250,8 +250,9 @@ def test_torn_and_foreign_records_are_not_taken_over(tmp_path: Path) -> None:
     ]
     for block in blocks:
         area.write(block.slot, block, bytes([block.slot]) * 100)
-    assert area.read(1, blocks[1].hash) == b"\x01" * 100
-    assert area.read(1, blocks[2].hash) is None, "a record under another name"
+    room = memoryview(bytearray(120))
+    assert area.read(1, blocks[1].hash, room) == b"\x01" * 100
+    assert area.read(1, blocks[2].hash, room) is None, "a record under another name"
     area.close()
     with (tmp_path / "blocks.kv").open("r+b") as handle:
         handle.seek(4096 + 10)  # the second header
@@ -261,6 +262,6 @@ def test_torn_and_foreign_records_are_not_taken_over(tmp_path: Path) -> None:
     other.close()
     area = WriteBack(tmp_path, 4, 8, 100, "raw")
     assert [(found.slot, found.hash) for found in area.survivors()] == [(0, blocks[0].hash)]
-    assert area.read(2, blocks[2].hash) is None and area.read(3, blocks[2].hash) is None
+    assert area.read(2, blocks[2].hash, room) is None and area.read(3, blocks[2].hash, room) is None
     area.close()
     assert (tmp_path / "blocks.kv").stat().st_mode & 0o777 == 0o600, "keys and values reveal the prompt"
