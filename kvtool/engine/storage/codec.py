@@ -180,10 +180,21 @@ def bits_per_element(codec: BlockCodec, shape: BlockShape, first: bool = False) 
 
 def encode_block(codec: BlockCodec, shape: BlockShape, block: Block, first: bool) -> bytes:
     """One block as it stands in a shard. Infinities and NaNs are refused: they would poison a cache."""
+    made = encode_blocks(codec, shape, [(keys[None], values[None]) for keys, values in block], first)
+    data: bytes = made[0].cpu().numpy().tobytes()
+    return compress(data, ITEM_BYTES[DTYPES[shape.dtype]]) if codec.compressed else data
+
+
+def encode_blocks(codec: BlockCodec, shape: BlockShape, blocks: Block, first: bool) -> Tensor:
+    """n blocks, keys and values by layer [n, block_size, kv_heads, dim], on any device -> uint8 [n, bytes] there.
+
+    `first`: of all of them. What is to be compressed is not yet.
+    """
     tensors: dict[str, Tensor] = {}
     for stack in stacks(codec, shape):
-        keys = torch.stack([block[layer][0] for layer in stack.layers])
-        values = torch.stack([block[layer][1] for layer in stack.layers])
+        keys, values = (
+            torch.stack([blocks[layer][side] for layer in stack.layers], 1).flatten(0, 1) for side in (0, 1)
+        )
         for noun, tensor in (("keys", keys), ("values", values)):
             if not _all_finite(tensor):
                 raise KvtoolError(
@@ -193,8 +204,7 @@ def encode_block(codec: BlockCodec, shape: BlockShape, block: Block, first: bool
             tensors[name + stack.suffix] = tensor
     parts = block_parts(codec, shape, first)
     assert len(tensors) == len(parts)
-    data = b"".join(_to_bytes(tensors[part.name], part) for part in parts)
-    return compress(data, ITEM_BYTES[DTYPES[shape.dtype]]) if codec.compressed else data
+    return torch.cat([_to_bytes(tensors[part.name], part) for part in parts], 1)
 
 
 def decode_block(
@@ -210,29 +220,35 @@ def decode_block(
     """
     if codec.compressed:
         data = decompress(data, ITEM_BYTES[DTYPES[shape.dtype]], block_bytes(codec, shape, first))
-    tensors = _tensors(codec, shape, data, first)
-    block: list[tuple[Tensor, Tensor] | None] = [None] * sum(group.layers for group in shape.groups)
+    blocks = decode_blocks(codec, shape, torch.frombuffer(data, dtype=torch.uint8)[None], first, dtype)
+    return [(keys[0], values[0]) for keys, values in blocks]
+
+
+def decode_blocks(
+    codec: BlockCodec, shape: BlockShape, data: Tensor, first: bool, dtype: torch.dtype | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    """Inverse of `encode_blocks`: by layer, on the device of `data`, in `dtype` or the arena's own."""
+    tensors = tensors_of(codec, shape, data, first)
+    blocks: dict[int, tuple[Tensor, Tensor]] = {}
     for stack in stacks(codec, shape):
         names = [part.name for part in stack.codec.parts(stack.group, shape.block_size, "F16", first)]
-        own = {name: tensors[name + stack.suffix] for name in names}
-        wide = dtype or TORCH_TYPES[DTYPES[shape.dtype]]
-        keys, values = stack.codec.decode(own, stack.group, first, wide)
-        for place, layer in enumerate(stack.layers):
-            block[layer] = (keys[place], values[place])
-    return [pair for pair in block if pair is not None]
+        own = {name: tensors[name + stack.suffix].flatten(0, 1) for name in names}
+        made = stack.codec.decode(own, stack.group, first, dtype or TORCH_TYPES[DTYPES[shape.dtype]])
+        keys, values = (tensor.unflatten(0, (len(data), stack.group.layers)).unbind(1) for tensor in made)
+        blocks.update(zip(stack.layers, zip(keys, values, strict=True), strict=True))
+    return [blocks[layer] for layer in range(len(blocks))]
 
 
-def _tensors(
-    codec: BlockCodec, shape: BlockShape, data: bytearray | memoryview, first: bool
-) -> dict[str, Tensor]:
-    """A block's parts as views of its bytes."""
-    flat = torch.frombuffer(data, dtype=torch.uint8)
+def tensors_of(codec: BlockCodec, shape: BlockShape, data: Tensor, first: bool) -> dict[str, Tensor]:
+    """The parts of n blocks, uint8 [n, bytes], as views where alignment allows: each [n, *part.shape]."""
     tensors = {}
     at = 0
     for part in block_parts(codec, shape, first):
-        tensors[part.name] = flat[at : at + part.nbytes].view(TORCH_TYPES[part.dtype]).reshape(part.shape)
+        some = data[:, at : at + part.nbytes]
+        wide = some if ITEM_BYTES[part.dtype] == 1 else some.flatten()
+        tensors[part.name] = wide.view(TORCH_TYPES[part.dtype]).view(len(data), *part.shape)
         at += part.nbytes
-    assert at == len(data)
+    assert at == data.shape[1]
     return tensors
 
 
@@ -241,6 +257,8 @@ def _all_finite(tensor: Tensor) -> bool:
     return isfinite(float(tensor.sum(dtype=torch.float32))) or bool(torch.isfinite(tensor).all())
 
 
-def _to_bytes(tensor: Tensor, part: Part) -> bytes:
-    assert tuple(tensor.shape) == part.shape and tensor.dtype == TORCH_TYPES[part.dtype], part
-    return tensor.contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes()
+def _to_bytes(tensor: Tensor, part: Part) -> Tensor:
+    """A part of n blocks, their layers one after the other, as uint8 [n, bytes]."""
+    blocks = tensor.reshape(len(tensor) // part.shape[0], *part.shape)
+    assert blocks.dtype == TORCH_TYPES[part.dtype] and tensor.shape[1:] == part.shape[1:], part
+    return blocks.flatten(1).view(torch.uint8)
