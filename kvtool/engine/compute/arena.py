@@ -3,16 +3,18 @@
 Per layer a key and a value tensor [slots, block_size, kv_heads, head_dim], so that blocks in
 consecutive slots are one stretch of tokens that attention reads in place. A block is the same slot in
 all of them; whole blocks are moved many at a time, one copy a layer. Keys are stored after RoPE, in
-the model's dtype. Device blocks that stay quantized would be another arena with the same methods.
+the model's dtype. Device blocks that stay quantized are another arena (`quantized_arena.py`).
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
+from kvtool.engine.compute.kernels.layers import LayerBlocks
 from kvtool.engine.compute.model import Model
-from kvtool.engine.compute.reads import Keys
+from kvtool.engine.compute.reads import Keys, Span
 
 Block = list[tuple[Tensor, Tensor]]
 """One block: per layer (key [block_size, kv_heads, key_dim], value [block_size, kv_heads, value_dim])."""
@@ -30,15 +32,31 @@ class Arena:
         self.block_size = block_size
         self.device = torch.device(device) if device else model.device
         self.dtype = model.dtype
+        self.kernels = self.device.type == "cuda"
+        """Whether whole blocks are coded and restored by the Triton kernels."""
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
-        for layer in model.config.layers:
-            for tensors, width in ((self.keys, layer.key_dim), (self.values, layer.value_dim)):
-                shape = (slots, block_size, layer.kv_heads, width)
-                tensors.append(torch.empty(shape, dtype=self.dtype, device=self.device))
+        self.stacks: list[tuple[Tensor, Tensor]] = []
+        """The same memory: keys and values of consecutive layers of one shape, [layers, slots, ...]."""
+        for (heads, *widths), same in groupby(model.config.layer_shapes):
+            leading = (len(list(same)), slots, block_size, heads)
+            keys, values = (
+                torch.empty((*leading, width), dtype=self.dtype, device=self.device) for width in widths
+            )
+            self.stacks.append((keys, values))
+            self.keys.extend(keys.unbind(0))
+            self.values.extend(values.unbind(0))
         self.block_bytes = block_bytes(model, block_size)
         """Bytes of a block, keys and values of all layers."""
         self._scratch = [torch.empty(0, dtype=self.dtype, device=self.device) for _ in range(2)]
+
+    def begin(self, spans: list[Span]) -> list[Span]:
+        """Before a step that computes `spans`: the same with block tables as attention reads them."""
+        return spans
+
+    def layer(self, number: int) -> LayerBlocks:
+        """A layer as the kernels read it."""
+        return LayerBlocks(self.keys[number], self.values[number])
 
     def read_blocks(self, slots: Sequence[int]) -> Blocks:
         """Copies of the blocks in `slots`, on the arena's device."""

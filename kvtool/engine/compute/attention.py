@@ -71,13 +71,12 @@ def _tiled(
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
     """(output [T, H, Dv], log-sum-exp [T, H]) by the kernels."""
-    from kvtool.engine.compute.kernels.layers import LayerBlocks
     from kvtool.engine.compute.kernels.paged import paged
 
     assert not isinstance(step.plan, ReadPlan)
     return paged(
         step.plan,
-        LayerBlocks(step.arena.keys[layer], step.arena.values[layer]),
+        step.arena.layer(layer),
         step.writes,
         query.transpose(0, 1),
         key.transpose(0, 1),

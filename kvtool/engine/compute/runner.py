@@ -116,7 +116,7 @@ class Runner:
             spans.append(span)
             wanted.extend(range(last - int(chunk.want_logits), last))
             first = last
-        return spans, wanted
+        return self.arena.begin(spans), wanted
 
     def _writes(self, spans: Sequence[Span]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Token index in the arena of every row, int64 [T]."""

@@ -186,7 +186,7 @@ def encode_block(codec: BlockCodec, shape: BlockShape, block: Block, first: bool
 
 
 def encode_blocks(codec: BlockCodec, shape: BlockShape, blocks: Block, first: bool) -> Tensor:
-    """n blocks, keys and values by layer [n, block_size, kv_heads, dim], on any device -> uint8 [n, bytes] there.
+    """n blocks, by layer keys and values [n, block_size, kv_heads, dim] -> uint8 [n, bytes] on their device.
 
     `first`: of all of them. What is to be compressed is not yet.
     """
@@ -234,7 +234,8 @@ def decode_blocks(
         names = [part.name for part in stack.codec.parts(stack.group, shape.block_size, "F16", first)]
         own = {name: tensors[name + stack.suffix].flatten(0, 1) for name in names}
         made = stack.codec.decode(own, stack.group, first, dtype or TORCH_TYPES[DTYPES[shape.dtype]])
-        keys, values = (tensor.unflatten(0, (len(data), stack.group.layers)).unbind(1) for tensor in made)
+        leading = len(data), stack.group.layers
+        keys, values = (tensor.view(*leading, *tensor.shape[1:]).unbind(1) for tensor in made)
         blocks.update(zip(stack.layers, zip(keys, values, strict=True), strict=True))
     return [blocks[layer] for layer in range(len(blocks))]
 

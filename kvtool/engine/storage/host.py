@@ -1,37 +1,16 @@
 """The host tier's memory: blocks as the arena has them, or encoded by a codec so that more of them fit."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-import torch
-
-from kvtool.engine.compute.arena import Arena, Block, Blocks
-from kvtool.engine.storage.codec import block_bytes, decode_block, encode_block
+from kvtool.engine.compute.arena import Arena
+from kvtool.engine.storage.codec import block_bytes, encode_block
+from kvtool.engine.storage.coded import Encoded, encode_from, place_blocks
 from kvtool.engine.storage.layout import BlockShape
 
 if TYPE_CHECKING:
     from kvtool.engine.storage.codec import BlockCodec
-
-AT_ONCE = 64
-"""Blocks stacked for one copy a layer: bounds the memory that it takes."""
-
-Bytes = bytes | bytearray | memoryview
-"""A block's encoded bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A block's bytes as a codec made them. `first`: it begins a prompt."""
-
-    codec: "BlockCodec"
-    data: Bytes
-    first: bool
-
-    def decode(self, shape: BlockShape) -> Block:
-        """Keys and values by layer, on the CPU, in the arena's dtype; they may be views of `data`."""
-        data = bytearray(self.data) if isinstance(self.data, bytes) else self.data
-        return list(decode_block(self.codec, shape, data, self.first))
 
 
 class HostBlocks(Protocol):
@@ -96,9 +75,9 @@ class EncodedHost:
     def keep(
         self, device: Arena, sources: Sequence[int], slots: Sequence[int], firsts: Sequence[bool]
     ) -> None:
-        """Encode one after the other."""
-        for source, slot, first in zip(sources, slots, firsts, strict=True):
-            data = encode_block(self._codec, self._shape, device.read_block(source), first)
+        """Encoded on the device, or copied if it has the codec's bytes."""
+        made = encode_from(device, self._codec, self._shape, sources, firsts)
+        for slot, data, first in zip(slots, made, firsts, strict=True):
             self._blocks[slot] = Encoded(self._codec, data, first)
 
     def put(self, slot: int, block: Encoded) -> None:
@@ -106,10 +85,8 @@ class EncodedHost:
         self._blocks[slot] = replace(block, data=bytearray(block.data))  # without the rest of its buffer
 
     def bring(self, device: Arena, slots: Sequence[int], targets: Sequence[int]) -> None:
-        """Decode, then one copy a layer."""
-        for start in range(0, len(slots), AT_ONCE):
-            some = [self._blocks[slot].decode(self._shape) for slot in slots[start : start + AT_ONCE]]
-            device.write_blocks(targets[start : start + AT_ONCE], stack(some))
+        """Decoded on the device, unless that is how it keeps them."""
+        place_blocks(device, self._shape, targets, [self._blocks[slot] for slot in slots])
 
     def encoded(self, slot: int, first: bool) -> Encoded:
         """The bytes that it has."""
@@ -119,11 +96,3 @@ class EncodedHost:
 def slot_bytes(codec: "BlockCodec", shape: BlockShape) -> int:
     """Most bytes that a block takes: one that begins a prompt keeps its sink apart."""
     return max(block_bytes(codec, shape, first) for first in (False, True))
-
-
-def stack(blocks: Sequence[Block]) -> Blocks:
-    """Blocks -> per layer keys and values with a leading axis."""
-    return [
-        (torch.stack([keys for keys, _ in layer]), torch.stack([values for _, values in layer]))
-        for layer in zip(*blocks, strict=True)
-    ]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvtool.engine.compute.arena import Arena, Block
 from kvtool.engine.storage.codec import encode_block
-from kvtool.engine.storage.host import Encoded
+from kvtool.engine.storage.coded import Encoded
 from kvtool.engine.storage.layout import BlockShape
 
 if TYPE_CHECKING:

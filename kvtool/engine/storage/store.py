@@ -17,8 +17,10 @@ from kvtool.blocks import BlockHash, TokenIds
 from kvtool.cache.index import BlockIndex
 from kvtool.cache.tiers import Move, Tier
 from kvtool.engine.compute.arena import Arena, Block
-from kvtool.engine.storage.codec import encode_block, load_codec
-from kvtool.engine.storage.host import AT_ONCE, Encoded, HostBlocks, stack
+from kvtool.engine.compute.quantized_arena import QuantizedArena
+from kvtool.engine.storage.codec import load_codec
+from kvtool.engine.storage.coded import AT_ONCE, Encoded, encode_from, place_blocks
+from kvtool.engine.storage.host import HostBlocks
 from kvtool.engine.storage.layout import BlockShape
 from kvtool.engine.storage.memory import Staging, fresh, populate
 from kvtool.engine.storage.shards import BadBlock, ShardSet
@@ -200,9 +202,7 @@ class BlockStore:
         first = self._is_first(move.node)
         try:
             if move.source is Tier.DEVICE:
-                data = encode_block(
-                    self._codec, self._shape, self._device.read_block(move.source_slot), first
-                )
+                (data,) = encode_from(self._device, self._codec, self._shape, [move.source_slot], [first])
             else:
                 assert self._host is not None
                 data = bytes(self._host.encoded(move.source_slot, first).data)
@@ -234,8 +234,8 @@ class BlockReading:
     """
 
     def __init__(self, device: Arena, host: HostBlocks | None, shape: BlockShape, loads: list[Move]) -> None:
-        self.in_place = device.device.type == "cpu"
-        self.waiting: list[Future[Block | None] | None] = [None] * len(loads)
+        self.in_place = device.device.type == "cpu" and not isinstance(device, QuantizedArena)
+        self.waiting: list[Future[Block | Encoded | None] | None] = [None] * len(loads)
         """By place what will be read: None for a block that proved bad, empty for one in its slot."""
         self._device = device
         self._host = host
@@ -245,17 +245,15 @@ class BlockReading:
         self._over = False
         self._writing = Lock()
 
-    def take_in(self, place: int, find: Find) -> Block | None:
+    def take_in(self, place: int, find: Find) -> Block | Encoded | None:
         """Read a block and, if the memory that it was read into is used again, write it to its slot.
 
         Not any more when the reading is over: the slot may be another request's by then.
         """
         found = find()
-        if found is None:
-            return None
+        if found is None or not self.in_place:
+            return found
         block = found.decode(self._shape)
-        if not self.in_place:
-            return block
         with self._writing:
             if not self._over:
                 self._device.write_block(self._loads[place].target_slot, block)
@@ -295,9 +293,9 @@ class BlockReading:
                 continue
             for start in range(0, len(some), AT_ONCE):
                 found = [future.result() for _, future in some[start : start + AT_ONCE] if future]
-                blocks = [block for block in found if block]
+                blocks = [block for block in found if isinstance(block, Encoded)]
                 if blocks:
-                    self._device.write_blocks(targets[start : start + AT_ONCE], stack(blocks))
+                    place_blocks(self._device, self._shape, targets[start : start + AT_ONCE], blocks)
         self.waiting[first:count] = [None] * (count - first)
 
 
@@ -330,14 +328,14 @@ class BlockLift:
             future.cancel()
 
 
-def _leading(waiting: "Sequence[Future[Block | None] | Future[Encoded | None] | None]") -> int:
+def _leading(waiting: "Sequence[Future[Block | Encoded | None] | Future[Encoded | None] | None]") -> int:
     for place, future in enumerate(waiting):
         if future is not None and (not future.done() or future.cancelled() or future.result() is None):
             return place
     return len(waiting)
 
 
-def _bad(waiting: "Sequence[Future[Block | None] | Future[Encoded | None] | None]") -> list[int]:
+def _bad(waiting: "Sequence[Future[Block | Encoded | None] | Future[Encoded | None] | None]") -> list[int]:
     return [
         place
         for place, future in enumerate(waiting)

@@ -5,6 +5,7 @@ raw_slots). So one sequence can mix both: the block that is being filled is raw,
 attention sink in full precision, and whatever is full can be squeezed in place.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -45,14 +46,19 @@ class QuantizedBlocks:
 
     def tensors(self) -> list[Tensor]:
         """Those that there are, in order of the fields."""
-        return [tensor for tensor in self._fields() if tensor is not None]
+        return [tensor for tensor in self.fields() if tensor is not None]
 
     def layer(self, number: int) -> "QuantizedBlocks":
         """One layer of several."""
-        found = [None if tensor is None else tensor[number] for tensor in self._fields()]
+        return self.map(lambda tensor: tensor[number])
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "QuantizedBlocks":
+        """`function` of every tensor."""
+        found = [None if tensor is None else function(tensor) for tensor in self.fields()]
         return QuantizedBlocks(*found)  # type: ignore[arg-type]
 
-    def _fields(self) -> list[Tensor | None]:
+    def fields(self) -> list[Tensor | None]:
+        """All of them, in order."""
         return [getattr(self, name) for name in self.__slots__]
 
 
