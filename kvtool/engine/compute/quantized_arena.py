@@ -68,14 +68,14 @@ class QuantizedArena(Arena):
     def begin(self, spans: list[Span]) -> list[Span]:
         """Squeeze what the last step filled, and lend raw slots for what this one writes."""
         self.squeeze([slot for slot in self._full if slot in self._raw])
-        written, begun = [], []
+        written: list[int] = []
+        begun: list[int] = []
         for span in spans:
             first, last = span.start // self.block_size, -(-span.end // self.block_size)
             written += span.slots[first:last]
             if span.start % self.block_size:
                 begun.append(span.slots[first])
-            full = span.slots[max(first, 1) : span.end // self.block_size]
-            self._full.update(full)
+            self._full.update(span.slots[max(first, 1) : span.end // self.block_size])
         self._lend(written, {*written, *(span.slots[0] for span in spans)}, begun)
         return [replace(span, slots=self._entries[np.array(span.slots)].tolist()) for span in spans]
 
@@ -173,15 +173,10 @@ class QuantizedArena(Arena):
 
                 squeeze(keys, values, sources, blocks, targets)
                 continue
-            numbers = (
-                tensor.index_select(1, sources)
-                .flatten(0, 1)
-                .float()
-                .nan_to_num_(0.0)
-                .clamp_(-FARTHEST, FARTHEST)
-                for tensor in (keys, values)
-            )
-            parts = self.codec.encode(*numbers, first=False)
+            numbers = [tensor.index_select(1, sources).flatten(0, 1).float() for tensor in (keys, values)]
+            for each in numbers:
+                each.nan_to_num_(0.0).clamp_(-FARTHEST, FARTHEST)
+            parts = self.codec.encode(numbers[0], numbers[1], False)
             made = (parts[name] for name in NAMES if name in parts)
             for tensor, new in zip(blocks.tensors(), made, strict=True):
                 tensor.index_copy_(1, targets, new.view(len(keys), len(slots), *new.shape[1:]))

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from kvtool.cache.policies import POLICIES
 from kvtool.cache.tiers import Tier, TieredPool
 from kvtool.cli import main
-from kvtool.engine.storage.codec import decode_block, encode_block, load_codec
+from kvtool.engine.storage.codec import decode_block, encode_block, encode_blocks, load_codec
 from kvtool.engine.storage.codecs import CODECS
 from kvtool.engine.storage.host import EncodedHost
 
@@ -68,13 +68,12 @@ def test_a_block_comes_back_as_its_codec_gives_it_and_is_encoded_once(
     """Device -> host -> disk -> device -> gone -> device: one encoding, whatever the tiers do."""
     encoded: list[bytes] = []
 
-    def counted(*arguments: Any) -> bytes:
-        data = encode_block(*arguments)
-        encoded.append(data)
+    def counted(*arguments: Any) -> torch.Tensor:
+        data = encode_blocks(*arguments)
+        encoded.extend(row.tobytes() for row in data.numpy())
         return data
 
-    for module in ("host", "store"):
-        monkeypatch.setattr(f"kvtool.engine.storage.{module}.encode_block", counted)
+    monkeypatch.setattr("kvtool.engine.storage.coded.encode_blocks", counted)
     options = {"model": str(tiny_model), "block_size": SIZE, "device_blocks": 40, "tier_codec": codec}
     with serving(**options, host_memory=20 * 4096, disk=tmp_path / "disk", disk_memory=1 << 20) as running:
         monkeypatch.setattr(running.engine.scheduler.pool, "back_up", lambda most: [])
