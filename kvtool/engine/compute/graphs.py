@@ -7,6 +7,7 @@ they write the same values to the same place. Without CUDA the same buffers go t
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,16 +26,16 @@ WARM_UPS = 2
 
 @dataclass(frozen=True, slots=True)
 class DecodeBatch:
-    """One token of each of n sequences. All int64 [n] on the CPU but the tables.
+    """One token of each of n sequences.
 
-    tokens: ids. positions: where they stand. writes: slot * block_size + offset of their keys.
+    inputs: int64 [4, n] on the CPU: token ids; positions; writes, slot * block_size + offset of their keys;
+    and which of the `previous` tokens (int64 on the device) stands for the id, -1 for none.
     tables: block tables, each covering its sequence's position.
     """
 
-    tokens: Tensor
-    positions: Tensor
-    writes: Tensor
+    inputs: Tensor
     tables: Sequence[Sequence[int]]
+    previous: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,11 @@ class DecodeTiles:
     def tiles(self, groups: int, kv_heads: int, key_bytes: int) -> list[Tiles]:
         """One tile a row."""
         return [self.fixed]
+
+
+def followed(tokens: Tensor, follows: Tensor, previous: Tensor) -> Tensor:
+    """`tokens` [n], where `follows` is not negative replaced by that one of `previous`. On the device."""
+    return torch.where(follows < 0, tokens, previous[follows.clamp(min=0)])
 
 
 Forward = Callable[[Tensor, Tensor, Tensor, DecodeTiles], Tensor]
@@ -72,12 +78,13 @@ class DecodeGraphs:
         self._most_tokens = most_tokens
         self._processors = processors
         self._graphs: dict[tuple[int, int], _Graph] = {}
+        self._memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     def run(self, batch: DecodeBatch) -> Tensor:
         """Logits [n, vocab] float32 on the device, valid until the next run."""
-        rows = len(batch.tokens)
+        rows = batch.inputs.shape[1]
         size = next(size for size in SIZES if size >= rows)
-        longest = int(batch.positions.max()) + 1
+        longest = int(batch.inputs[1].max()) + 1
         bucket = SHORTEST
         while bucket < longest:
             bucket *= 2
@@ -88,18 +95,26 @@ class DecodeGraphs:
 
     def _make(self, size: int, bucket: int) -> "_Graph":
         pieces = splits(size * self._kv_heads, bucket, self._processors)
-        return _Graph(self._forward, self._device, size, bucket, self._block_size, pieces)
+        return _Graph(self._forward, self._device, size, bucket, self._block_size, pieces, self._memory)
 
 
 class _Graph:
     """One captured forward and its buffers."""
 
     def __init__(
-        self, forward: Forward, device: torch.device, size: int, bucket: int, block_size: int, pieces: int
+        self,
+        forward: Forward,
+        device: torch.device,
+        size: int,
+        bucket: int,
+        block_size: int,
+        pieces: int,
+        memory: Any,
     ) -> None:
+        """memory: graphs run one after the other, so what they compute with is shared by all."""
         blocks = bucket // block_size
         pinned = device.type == "cuda"
-        self._host_inputs = torch.zeros(3, size, dtype=torch.int64, pin_memory=pinned)
+        self._host_inputs = torch.zeros(4, size, dtype=torch.int64, pin_memory=pinned)
         self._host_tiles = torch.zeros(size, 4, dtype=torch.int32, pin_memory=pinned)
         self._host_tables = torch.zeros(size, blocks, dtype=torch.int32, pin_memory=pinned)
         self._inputs = torch.zeros_like(self._host_inputs, device=device)
@@ -110,6 +125,7 @@ class _Graph:
         self._forward = forward
         self._device = device
         self._block_size = block_size
+        self._memory = memory
         self._graph: torch.cuda.CUDAGraph | None = None
         self._logits = torch.empty(0)
         self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
@@ -127,15 +143,13 @@ class _Graph:
     def _fill(self, batch: DecodeBatch) -> None:
         """Copy a batch into the buffers; rows beyond it repeat its last one."""
         if self._copied is not None:
-            self._copied.synchronize()  # the last copies may still be reading the pinned buffers
-        rows = len(batch.tokens)
-        for buffer, values in zip(
-            self._host_inputs, (batch.tokens, batch.positions, batch.writes), strict=True
-        ):
-            buffer[:rows] = values
-            buffer[rows:] = values[-1]
+            # The last copies read the pinned buffers: they stood before the step that may be running now.
+            self._copied.synchronize()
+        rows = batch.inputs.shape[1]
+        self._host_inputs[:, :rows] = batch.inputs
+        self._host_inputs[:, rows:] = batch.inputs[:, -1:]
         self._host_tables.zero_()
-        used = (batch.positions // self._block_size + 1).tolist()
+        used = (batch.inputs[1] // self._block_size + 1).tolist()
         for row, (table, blocks) in enumerate(zip(batch.tables, used, strict=True)):
             self._host_tables[row, :blocks] = torch.tensor(table[:blocks], dtype=torch.int32)
         self._host_tables[rows:] = self._host_tables[rows - 1]
@@ -149,9 +163,11 @@ class _Graph:
         self._tables.copy_(self._host_tables, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
+        if batch.previous is not None:
+            self._inputs[0] = followed(self._inputs[0], self._inputs[3], batch.previous)
 
     def _compute(self) -> Tensor:
-        tokens, positions, writes = self._inputs
+        tokens, positions, writes, _ = self._inputs
         return self._forward(tokens, positions, writes, self._plan)
 
     def _capture(self) -> None:
@@ -163,5 +179,6 @@ class _Graph:
                 self._compute()
         torch.cuda.current_stream(self._device).wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        # Other threads go on reading blocks into page-locked memory meanwhile: they must not break it off.
+        with torch.cuda.graph(self._graph, pool=self._memory, capture_error_mode="thread_local"):
             self._logits = self._compute()

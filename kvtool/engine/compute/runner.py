@@ -5,15 +5,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvtool.blocks import TokenIds
 from kvtool.engine.compute.arena import Arena
 from kvtool.engine.compute.attention import PagedStep
-from kvtool.engine.compute.graphs import SIZES, DecodeBatch, DecodeGraphs
+from kvtool.engine.compute.graphs import SIZES, DecodeBatch, DecodeGraphs, followed
 from kvtool.engine.compute.kernels.tables import TilePlan, Tiling, processors
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.reads import ReadPlan, Span
+from kvtool.engine.compute.upload import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +25,15 @@ class Chunk:
     tokens: uint32 [t], t >= 1. start: position of the first one; positions [0, start) are in the arena.
     slots: the sequence's block table, covering [0, start + t). Blocks before `start` are only read and
     may be shared. want_logits: how many of the last tokens' logits to return; True is the last one's.
+    follows: the chunk's only token is this one of those that the step before has chosen; `tokens` is a
+    placeholder, for the host does not know it yet.
     """
 
     tokens: TokenIds
     start: int
     slots: Sequence[int]
     want_logits: int = False
+    follows: int | None = None
 
 
 class Runner:
@@ -40,42 +45,40 @@ class Runner:
         self.arena = arena
         self._windows = tuple(layer.window for layer in model.config.layers)
         self._kernels = arena.device.type == "cuda" if kernels is None else kernels
+        self._processors = processors(arena.device)
         self._graphs = DecodeGraphs(
             self._forward_all,
             arena.device,
             arena.block_size,
             min(layer.kv_heads for layer in model.config.layers),
             min(model.config.max_positions, arena.slots * arena.block_size),
-            processors(arena.device),
+            self._processors,
         )
 
-    def step(self, batch: Sequence[Chunk]) -> Tensor:
+    def step(self, batch: Sequence[Chunk], previous: Tensor | None = None) -> Tensor:
         """Compute all chunks, filling their slots. Logits [n_wanted, vocab], float32, in batch order.
 
         No two chunks may write to the same block; a chunk may read what an earlier step wrote. On a GPU
-        the logits are valid until the next step.
+        the logits are valid until the next step, and this returns before they are computed.
+        previous: int64 [n] on the device, the tokens that chunks may follow.
         """
         assert batch, "an empty step"
         spans, wanted = self._pack(batch)
-        tokens = torch.from_numpy(np.concatenate([chunk.tokens for chunk in batch]).astype(np.int64))
-        positions = torch.from_numpy(np.concatenate([np.arange(span.start, span.end) for span in spans]))
-        assert positions.max() < self.model.config.max_positions, "beyond the model's last position"
-        writes = torch.from_numpy(self._writes(spans))
-        if self._kernels and len(tokens) == len(batch) == len(wanted) <= SIZES[-1]:
-            return self._graphs.run(DecodeBatch(tokens, positions, writes, [span.slots for span in spans]))
+        inputs = torch.from_numpy(self._inputs(batch, spans))
+        assert inputs[1].max() < self.model.config.max_positions, "beyond the model's last position"
+        if self._kernels and inputs.shape[1] == len(batch) == len(wanted) <= SIZES[-1]:
+            return self._graphs.run(DecodeBatch(inputs, [span.slots for span in spans], previous))
         device = self.arena.device
         plan: ReadPlan | Tiling
         if self._kernels:
-            plan = TilePlan(spans, device, processors(device))
+            plan = TilePlan(spans, device, self._processors)
         else:
             plan = ReadPlan(spans, self.arena.block_size, device, self.arena.dtype)
-        logits = self._forward(
-            tokens.to(device),
-            positions.to(device),
-            writes.to(device),
-            plan,
-            torch.tensor(wanted, dtype=torch.long, device=device),
-        )
+        tokens, positions, writes, follows = upload(inputs, device)
+        if previous is not None:
+            tokens = followed(tokens, follows, previous)
+        rows = upload(torch.tensor(wanted, dtype=torch.long), device)
+        logits = self._forward(tokens, positions, writes, plan, rows)
         assert logits.shape[0] == len(wanted)
         return logits
 
@@ -118,7 +121,20 @@ class Runner:
             first = last
         return self.arena.begin(spans), wanted
 
-    def _writes(self, spans: Sequence[Span]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _inputs(self, batch: Sequence[Chunk], spans: Sequence[Span]) -> NDArray[np.int64]:
+        """Tokens, positions, writes and follows (-1 for none) of every row, int64 [4, T]."""
+        tokens = np.concatenate([chunk.tokens for chunk in batch])
+        inputs = np.full((4, len(tokens)), -1, np.int64)
+        inputs[0] = tokens
+        inputs[1] = np.concatenate([np.arange(span.start, span.end) for span in spans])
+        inputs[2] = self._writes(spans)
+        for chunk, span in zip(batch, spans, strict=True):
+            if chunk.follows is not None:
+                assert len(chunk.tokens) == 1, "only one token can follow"
+                inputs[3, span.first] = chunk.follows
+        return inputs
+
+    def _writes(self, spans: Sequence[Span]) -> NDArray[np.int64]:
         """Token index in the arena of every row, int64 [T]."""
         size = self.arena.block_size
         found = []

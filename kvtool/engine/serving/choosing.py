@@ -1,18 +1,14 @@
 """From a request's sampling fields to the function that picks its tokens, and how likely those were."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvtool.engine.compute.sampler import Sampling, sample
 from kvtool.engine.serving.generation import Choose, TokenLogprob
-
-Pick = Callable[[Any, Sequence[tuple[Choose, Sequence[int]]]], list[int]]
-"""Tokens for logits [n, vocab], given each row's choice and the tokens that it has generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,28 +20,6 @@ class Plain:
     def __call__(self, logits: Tensor, generated: Sequence[int]) -> int:
         """One row's token."""
         return sample(logits, self.sampling, len(generated))
-
-
-def one_by_one(logits: Any, rows: Sequence[tuple[Choose, Sequence[int]]]) -> list[int]:
-    """Each row by its own choice."""
-    return [choose(logits[row], generated) for row, (choose, generated) in enumerate(rows)]
-
-
-def on_device(logits: Tensor, rows: Sequence[tuple[Choose, Sequence[int]]]) -> list[int]:
-    """Plain rows together where the logits are; those that edit their logits each by its own choice."""
-    from kvtool.engine.compute.kernels.choose import choose
-
-    plain = [row for row, (how, _) in enumerate(rows) if isinstance(how, Plain)]
-    tokens = [0] * len(rows)
-    if plain:
-        settings = [(rows[row][0].sampling, len(rows[row][1])) for row in plain]  # type: ignore[attr-defined]
-        some = logits if len(plain) == len(rows) else logits[plain]
-        for row, token in zip(plain, choose(some.contiguous(), settings).tolist(), strict=True):
-            tokens[row] = token
-    for row, (how, generated) in enumerate(rows):
-        if not isinstance(how, Plain):
-            tokens[row] = how(logits[row], generated)
-    return tokens
 
 
 def chooser(

@@ -17,12 +17,12 @@ from kvtool.engine.compute.arena import Arena, block_bytes
 from kvtool.engine.compute.load import load_model
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.runner import Runner
-from kvtool.engine.serving.choosing import on_device, one_by_one
 from kvtool.engine.serving.config import ServeConfig
 from kvtool.engine.serving.events import KvEvents, Publisher
 from kvtool.engine.serving.public import PublicPrefixes
 from kvtool.engine.serving.runtime import Observer, Runtime
 from kvtool.engine.serving.scheduler import Limits, Scheduler
+from kvtool.engine.serving.steps import AtOnce, Queued
 from kvtool.engine.storage.codec import BlockCodec, load_codec
 from kvtool.engine.storage.host import EncodedHost, HostBlocks, PlainHost, slot_bytes
 from kvtool.engine.storage.identity import Identity
@@ -142,15 +142,15 @@ def build_engine(config: ServeConfig, observer: Observer) -> Engine:
         log.info("%d blocks found in the write-back area %s", found, config.disk)
         on_disk += found
     store.warm_up(min(on_disk, tiers.device))
+    runner = Runner(model, device)
     scheduler = Scheduler(
-        Runner(model, device).step,
+        Queued(runner) if model.device.type == "cuda" else AtOnce(runner.step),
         pool,
         index,
         store,
         Limits(max(config.chunk_tokens, block_size), config.max_running),
         time.monotonic,
         read_outlook(config.shards) if config.shards is not None else None,
-        on_device if model.device.type == "cuda" else one_by_one,
     )
 
     def back_up() -> bool:

@@ -52,7 +52,8 @@ class Generation:
     public: leading tokens, system prompt and tools, that the tenant may share with others.
     priority: lower ones are admitted first.
     fetched: its blocks are read while it waits for its turn. waited: its turn came before they did.
-    `computed` tokens have keys and values in the lease's slots; `cached` of the prompt were found there.
+    `computed` tokens have keys and values in the lease's slots, or will have when the step that runs is over;
+    `cached` of the prompt were found there. `pending` tokens, at most one, that step will choose.
     """
 
     prompt: TokenIds
@@ -77,6 +78,7 @@ class Generation:
     fetched: bool = False
     waited: bool = False
     computed: int = 0
+    pending: int = 0
     cached: int | None = None
     finish: FinishReason | None = None
 
@@ -87,7 +89,12 @@ class Generation:
     @property
     def remaining(self) -> int:
         """Tokens to compute before the next one can be chosen."""
-        return len(self.tokens) - self.computed
+        return len(self.tokens) + self.pending - self.computed
+
+    @property
+    def chosen(self) -> int:
+        """Tokens of the answer, those included that are not known here yet."""
+        return len(self.tokens) + self.pending - len(self.prompt)
 
     @property
     def generated(self) -> list[int]:

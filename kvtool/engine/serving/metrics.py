@@ -19,6 +19,7 @@ COUNTERS = {
     "prompt_tokens": "Prompt tokens of admitted requests",
     "computed_tokens": "Tokens that went through the model",
     "generated_tokens": "Tokens chosen",
+    "dropped_tokens": "Tokens that a GPU computed beyond an answer's end, before the end was known",
     "bad_blocks": "Stored blocks that failed their check and were computed instead",
     "late_blocks": "Stored blocks that did not come in time and were computed instead",
     "demand_blocks": "Blocks that were read from disk or shards when a request needed them",

@@ -9,7 +9,7 @@ own blocks.
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -19,14 +19,15 @@ import numpy as np
 from kvtool.blocks import reusable_blocks
 from kvtool.cache.index import BlockIndex
 from kvtool.cache.tiers import Tier, TieredPool
-from kvtool.engine.compute.runner import Chunk
-from kvtool.engine.serving.choosing import Pick, logprob_of, one_by_one
+from kvtool.engine.serving.choosing import logprob_of
+from kvtool.engine.serving.flights import Flights
 from kvtool.engine.serving.foresight import Foresight, Session
 from kvtool.engine.serving.generation import Generation
 from kvtool.engine.serving.loading import Loads, Store
 from kvtool.engine.serving.pins import Pins
 from kvtool.engine.serving.prefetch import Prefetch
 from kvtool.engine.serving.rates import Rates
+from kvtool.engine.serving.steps import Steps
 from kvtool.engine.storage.outlook import Outlook
 
 KEPT_SHARE = 0.25
@@ -34,9 +35,6 @@ KEPT_SHARE = 0.25
 
 ASKED = 60.0
 """Seconds that blocks stay up that an admin asked for."""
-
-Forward = Callable[[Sequence[Chunk]], Any]
-"""One packed forward: logits [chunks that want them, vocab]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +50,13 @@ class Scheduler:
 
     def __init__(
         self,
-        forward: Forward,
+        steps: Steps,
         pool: TieredPool,
         index: BlockIndex,
         store: Store,
         limits: Limits,
         clock: Callable[[], float],
         outlook: Outlook | None = None,
-        pick: Pick = one_by_one,
     ) -> None:
         self.pool = pool
         self.index = index
@@ -72,8 +69,9 @@ class Scheduler:
         self.loads = Loads(pool, store, self.rates, self.counts)
         self.prefetch = Prefetch(pool, store, self.rates, self.counts, self.execute_moves)
         self.foresight = Foresight(outlook, index, store.chain_to, self.prefetch)
-        self._forward = forward
-        self._pick = pick
+        self.flights = Flights(
+            steps, pool, self.rates, self.counts, clock, index.block_size, self._publish, self._accept
+        )
         self._store = store
         self._limits = limits
         self._clock = clock
@@ -96,6 +94,7 @@ class Scheduler:
 
     def fail_all(self) -> None:
         """The engine broke: every request ends as failed."""
+        self.flights.abandon()
         for request in [*self.running, *self.waiting]:
             self._leave(request)
             request.end("failed")
@@ -110,31 +109,16 @@ class Scheduler:
             self.counts["failed_moves"] += 1
 
     def step(self) -> bool:
-        """Admit, run one forward, publish and choose. False when there was nothing to run."""
+        """Admit, launch one forward, publish and choose. False when there was nothing to run."""
+        self.flights.land_unless_foreseen()
         self._finish_loads()
         self._look_ahead()
         self._admit()
         self._fetch_for_waiting()
         batch = self._plan()
-        if not batch:
-            return False
-        chunks = [self._chunk(request, count) for request, count in batch]
-        begun = self._clock()
-        logits = self._forward(chunks)
-        asking = [request for (request, _), chunk in zip(batch, chunks, strict=True) if chunk.want_logits]
-        tokens = iter(self._pick(logits, [(request.choose, request.generated) for request in asking]))
-        # A GPU is done when its tokens are here.
-        self.rates.computed(sum(count for _, count in batch), self._clock() - begun)
-        self.counts["steps"] += 1
-        row = 0
-        for (request, count), chunk in zip(batch, chunks, strict=True):
-            request.computed += count
-            self.counts["computed_tokens"] += count
-            self._publish(request)
-            if chunk.want_logits:
-                self._accept(request, next(tokens), logits[row])
-                row += 1
-        return True
+        busy = bool(batch or self.flights)
+        self.flights.launch(batch)
+        return busy
 
     def now(self) -> float:
         """The clock, in seconds."""
@@ -304,7 +288,10 @@ class Scheduler:
         decodes = [
             request
             for request in list(self.running)
-            if request.remaining == 1 and not request.loading and self._room_for_next(request)
+            if request.remaining == 1
+            and not request.loading
+            and request.chosen < request.max_tokens
+            and self._room_for_next(request)
         ]
         batch = [(request, 1) for request in decodes if request.lease is not None]  # some were put back since
         left = self._limits.chunk_tokens
@@ -328,6 +315,11 @@ class Scheduler:
             if self.pool.extend(request.lease, 1):
                 self.execute_moves()
                 break
+            if self.flights:  # perhaps it ends an answer, and whoever is put back needs its token
+                self.flights.land()
+                if request.lease is None:
+                    return False
+                continue
             if self._give_way():
                 continue
             victim = self.running[-1]
@@ -351,12 +343,13 @@ class Scheduler:
             self.loads.abandon(request)
             request.loading = False
             ended = request.finish in ("stop", "length")
-            self.pool.release(request.lease, len(request.generated) if ended else -1)
+            length = len(request.tokens) - len(request.prompt) if ended else -1
+            self.flights.end(request, length)
             request.lease = None
             if ended and request.session is not None:
                 self._remember((request.root, request.session), request)
         self.prefetch.end(request)
-        request.nodes, request.named, request.computed = [], 0, 0
+        request.nodes, request.named, request.computed, request.pending = [], 0, 0, 0
 
     def _remember(self, session: Session, request: Generation) -> None:
         """What the session's next request will probably begin with, and how long its client wants it kept."""
@@ -368,21 +361,14 @@ class Scheduler:
             self.kept.let_go(session)
             self.foresight.forget(session)
 
-    def _chunk(self, request: Generation, count: int) -> Chunk:
-        assert request.lease is not None
-        end = request.computed + count
-        return Chunk(
-            tokens=np.array(request.tokens[request.computed : end], np.uint32),
-            start=request.computed,
-            slots=request.lease.slots[: -(-end // self._size)],
-            want_logits=end == len(request.tokens),
-        )
-
     def _publish(self, request: Generation) -> None:
-        """Blocks that are full now become hits for others; those of the answer get their names here."""
+        """Blocks that are full now become hits for others; those of the answer get their names here.
+
+        A block with a token that is not known here has no name yet.
+        """
         lease, size = request.lease, self._size
         assert lease is not None
-        full = request.computed // size
+        full = min(request.computed, len(request.tokens)) // size
         while len(lease.nodes) < full and len(lease.nodes) * size >= len(request.prompt) // size * size:
             start = len(lease.nodes) * size
             parent = lease.nodes[-1] if lease.nodes else -1
@@ -392,7 +378,12 @@ class Scheduler:
                 break
             self.pool.append(lease, node, self._clock(), request.session)
             request.nodes.append(node)
-        self.pool.commit(lease, min(full, len(lease.nodes)))
+        upto = min(full, len(lease.nodes))
+        for place in range(max(lease.published, self.flights.done(request) // size), upto):
+            if self.pool.device.slot_of(lease.nodes[place]) >= 0:
+                upto = place  # another's block replaces this one, not while a step writes to its slot
+                break
+        self.pool.commit(lease, upto)
 
     def _accept(self, request: Generation, token: int, logits: Any) -> None:
         top = request.top_logprobs

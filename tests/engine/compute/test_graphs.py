@@ -26,7 +26,12 @@ def graphs(forward: Recorder, processors: int = 1) -> DecodeGraphs:
     return DecodeGraphs(forward, torch.device("cpu"), BLOCK, 2, 5000, processors)
 
 
-def batch(positions: list[int], tables: list[list[int]]) -> DecodeBatch:
+def batch(
+    positions: list[int],
+    tables: list[list[int]],
+    follows: list[int] | None = None,
+    previous: torch.Tensor | None = None,
+) -> DecodeBatch:
     rows = len(positions)
     at = torch.tensor(positions)
     writes = torch.tensor(
@@ -35,7 +40,8 @@ def batch(positions: list[int], tables: list[list[int]]) -> DecodeBatch:
             for table, place in zip(tables, positions, strict=True)
         ]
     )
-    return DecodeBatch(torch.arange(rows) + 7, at, writes, tables)
+    inputs = torch.stack([torch.arange(rows) + 7, at, writes, torch.tensor(follows or [-1] * rows)])
+    return DecodeBatch(inputs, tables, previous)
 
 
 def test_rows_that_fill_up_a_batch_repeat_its_last_row() -> None:
@@ -60,6 +66,13 @@ def test_a_shorter_batch_finds_nothing_of_the_one_before() -> None:
     first, second = (plan.tiles(1, 1, 128)[0] for plan in forward.tiles)
     assert first.blocks is second.blocks, "the same graph"
     assert second.blocks[:, :4].tolist() == [[9, 0, 0, 0], [10, 11, 0, 0]]
+
+
+def test_tokens_of_the_step_before_are_taken_where_they_are() -> None:
+    forward = Recorder()
+    previous = torch.tensor([90, 91, 92])
+    graphs(forward).run(batch([4, 5, 6], [[1], [2], [3]], [2, -1, 0], previous))
+    assert forward.calls[0][0].tolist() == [92, 8, 90, 90], "the row that fills up follows as the last one"
 
 
 def test_a_graph_for_each_size_and_bucket_of_lengths() -> None:

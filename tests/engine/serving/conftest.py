@@ -1,8 +1,8 @@
 """A fake model whose "keys and values" are the tokens themselves: a wrong block gives a wrong answer."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -13,8 +13,10 @@ from kvtool.cache.index import BlockIndex
 from kvtool.cache.policies import POLICIES
 from kvtool.cache.tiers import Move, Tier, TieredPool
 from kvtool.engine.compute.runner import Chunk
-from kvtool.engine.serving.generation import Delta, Generation
+from kvtool.engine.serving.choosing import Plain
+from kvtool.engine.serving.generation import Choose, Delta, Generation
 from kvtool.engine.serving.scheduler import Limits, Scheduler
+from kvtool.engine.serving.steps import Ask, AtOnce
 from kvtool.engine.serving.text import Detokenizer, StopFilter
 from kvtool.engine.storage.outlook import Outlook
 from kvtool.tokens import BytesTokenizer
@@ -52,6 +54,7 @@ class FakeMemory:
         self.reads: list[int] = []
         self.lifts: list[int] = []
         self.index: BlockIndex | None = None
+        self.stream: FakeStream | None = None
 
     def forward(self, chunks: Sequence[Chunk]) -> list[int]:
         device = self.tiers[Tier.DEVICE]
@@ -72,8 +75,17 @@ class FakeMemory:
 
     def execute(self, moves: Sequence[Move]) -> list[Move]:
         for move in moves:
-            self.tiers[move.target][move.target_slot] = list(self.tiers[move.source][move.source_slot])
+            self.copy(move)
         return []
+
+    def copy(self, move: Move) -> None:
+        if self.stream is not None:
+            self.stream.queue_copy(move)
+        else:
+            self.copy_now(move)
+
+    def copy_now(self, move: Move) -> None:
+        self.tiers[move.target][move.target_slot] = list(self.tiers[move.source][move.source_slot])
 
     def read(self, loads: Sequence[Move]) -> "FakeReading":
         self.reads += [move.node for move in loads]
@@ -120,8 +132,7 @@ class FakeReading:
 
     def _copy(self, first: int, last: int) -> None:
         for move in self.loads[first:last]:
-            source = self.memory.tiers[move.source][move.source_slot]
-            self.memory.tiers[move.target][move.target_slot] = list(source)
+            self.memory.copy(move)
 
 
 class FakeLift(FakeReading):
@@ -132,6 +143,87 @@ class FakeLift(FakeReading):
 
     def cancel(self) -> None:
         pass
+
+
+class FakeStream:
+    """A device that computes beside the host, as late as it can: what was queued runs, in order, when
+    somebody waits for a step. Watches that no slot gets a new owner while a step may still write to it."""
+
+    ahead = True
+
+    def __init__(self, memory: FakeMemory) -> None:
+        self.memory = memory
+        self.queue: deque[Callable[[], None]] = deque()
+        self.flying: list[FakeStep] = []
+        self.launched = 0
+        self.overlapped = 0
+        memory.stream = self
+
+    def launch(self, chunks: Sequence[Chunk], asked: Sequence[Ask]) -> "FakeStep":
+        before = self.flying[-1] if self.flying else None
+        for chunk in chunks:
+            for slot, place in self.writes(chunk).items():
+                for other in self.written(slot):
+                    same = other.start + len(other.tokens) == chunk.start
+                    assert same and other.slots[place : place + 1] == [slot], "a slot has two writers"
+        step = FakeStep(self, list(chunks), list(asked), before)
+        self.flying.append(step)
+        assert len(self.flying) <= 2
+        self.launched += 1
+        self.queue.append(step.run)
+        return step
+
+    def queue_copy(self, move: Move) -> None:
+        for tier, slot in ((move.source, move.source_slot), (move.target, move.target_slot)):
+            assert tier is not Tier.DEVICE or not self.written(slot), "a slot is moved that is being written"
+        self.queue.append(lambda: self.memory.copy_now(move))
+
+    def writes(self, chunk: Chunk) -> dict[int, int]:
+        """Slots that a chunk fills -> their places in its table."""
+        size = self.memory.size
+        places = range(chunk.start // size, -(-(chunk.start + len(chunk.tokens)) // size))
+        return {chunk.slots[place]: place for place in places}
+
+    def written(self, slot: int) -> list[Chunk]:
+        return [chunk for step in self.flying for chunk in step.chunks if slot in self.writes(chunk)]
+
+
+class FakeStep:
+    """A step on a FakeStream."""
+
+    def __init__(
+        self, stream: FakeStream, chunks: list[Chunk], asked: list[Ask], before: "FakeStep | None"
+    ) -> None:
+        self.stream = stream
+        self.chunks = chunks
+        self.asked = asked
+        self.before = before
+        self.answers: list[int] | None = None
+
+    def run(self) -> None:
+        known = []
+        for chunk in self.chunks:
+            if chunk.follows is not None:
+                assert self.before is not None and self.before.answers is not None
+                token = self.before.answers[chunk.follows]
+                chunk = replace(chunk, tokens=np.array([token], np.uint32))
+            known.append(chunk)
+        self.answers = self.stream.memory.forward(known)
+
+    @property
+    def logits(self) -> list[int]:
+        assert self.answers is not None
+        return self.answers
+
+    def tokens(self) -> list[int]:
+        self.stream.overlapped += self.stream.flying[-1] is not self
+        while self.answers is None:
+            self.stream.queue.popleft()()
+        self.stream.flying.remove(self)
+        return [
+            answer if isinstance(ask.choose, Plain) else ask(answer)
+            for answer, ask in zip(self.answers, self.asked, strict=True)
+        ]
 
 
 @dataclass
@@ -154,7 +246,9 @@ class FakeEngine:
         limits: Limits | None = None,
         pool: TieredPool | None = None,
         outlook: Outlook | None = None,
+        ahead: bool = False,
     ) -> None:
+        """ahead: the device computes beside the host."""
         self.memory = FakeMemory(block_size)
         self.pool = pool or TieredPool(POLICIES.load("lru"), device, host, disk)
         self.index = BlockIndex(self.pool, block_size, 10_000)
@@ -162,7 +256,7 @@ class FakeEngine:
         self.now = 0.0
         self.tick = 1.0
         self.scheduler = Scheduler(
-            self.memory.forward,
+            FakeStream(self.memory) if ahead else AtOnce(self.memory.forward),
             self.pool,
             self.index,
             self.memory,
@@ -182,7 +276,9 @@ class FakeEngine:
         session: str | None = None,
         tenant: str = "",
         priority: int = 0,
+        choose: Choose | None = None,
     ) -> Answered:
+        """choose: by default what the model says; on a stream `Plain`, which it may choose by itself."""
         answered = Answered.__new__(Answered)
         answered.deltas = []
         answered.request = Generation(
@@ -190,7 +286,7 @@ class FakeEngine:
             root=namespace("fake", tenant) if tenant else ROOT,
             priority=priority,
             max_tokens=max_tokens,
-            choose=lambda logits, _: int(logits),
+            choose=choose or (lambda logits, _: int(logits)),
             emit=lambda delta: answered.deltas.append(delta),
             ends=frozenset([END]),
             detokenizer=Detokenizer(BytesTokenizer()),

@@ -11,6 +11,8 @@ from kvtool.cache.policy import Policy
 from kvtool.cache.pool import Lease
 from kvtool.cache.reuse_table import DEPTH, OUTPUT, USES, ReuseTable
 from kvtool.cache.tiers import Staging, Tier, TieredLease, TieredPool
+from kvtool.engine.compute.sampler import GREEDY
+from kvtool.engine.serving.choosing import Plain
 from kvtool.engine.serving.scheduler import Limits
 
 Make = Callable[..., Any]
@@ -140,16 +142,16 @@ def play(script: list[tuple[Any, ...]], fresh: TieredPool, answers: bool = True)
             fresh.release(leases[rest[0]], rest[1] if answers else -1)
 
 
-def serve(fake_engine: Make, policy: Policy, device: int, host: int) -> Recorded:
+def serve(fake_engine: Make, policy: Policy, device: int, host: int, ahead: bool = False) -> Recorded:
     """A server's life of forty requests of four sessions, three at a time."""
-    engine = fake_engine(device=device, pool=Recorded(policy, device, host), limits=Limits(16, 3))
+    pool = Recorded(policy, device, host)
+    engine = fake_engine(device=device, pool=pool, limits=Limits(16, 3), ahead=ahead)
     for number in range(40):
         prompt = [number % 3] * (5 + number % 7) + [number % 5, number % 2, 9]
-        engine.ask(prompt, 6, session=f"s{number % 4}")
+        engine.ask(prompt, 6, session=f"s{number % 4}", choose=Plain(GREEDY) if ahead else None)
         if number % 3:
             engine.scheduler.step()
     engine.run()
-    pool: Recorded = engine.pool
     return pool
 
 
@@ -160,13 +162,14 @@ POLICIES_RUN = {
 }
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("host", [0, 6])
 @pytest.mark.parametrize("name", POLICIES_RUN)
 def test_the_runtimes_stream_in_a_fresh_pool_gives_the_same_leases_and_evictions(
-    fake_engine: Make, name: str, host: int
+    fake_engine: Make, name: str, host: int, ahead: bool
 ) -> None:
     """Same hits, same slots, same loads, same evictions in the same order, same state to the last bit."""
-    pool = serve(fake_engine, POLICIES_RUN[name], 12, host)
+    pool = serve(fake_engine, POLICIES_RUN[name], 12, host, ahead)
     leases = [step[-1] for step in pool.script if step[0] == "acquire"]
     assert len(leases) >= 40
     assert sum(hit for hit, _, _ in leases) > 0, "a replay without hits proves nothing"

@@ -1,4 +1,4 @@
-"""Next tokens of a whole batch on the device: the choice of `compute/sampler.py`, one host sync for all rows.
+"""Next tokens of a whole batch on the device: the choice of `compute/sampler.py`, and no host sync for it.
 
 The rules are the same (Gumbel-max over truncated scores, lowest id among equals), and so is the promise
 that a seed gives the same text in any batch; the noise comes from another generator, Philox4x32-10
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvtool.engine.compute.sampler import Sampling, truncate
+from kvtool.engine.compute.upload import upload
 
 STEP = 4096
 """Logits that a program looks at together."""
@@ -27,46 +28,44 @@ def choose(logits: Tensor, rows: Sequence[tuple[Sampling, int]]) -> Tensor:
     """
     device = logits.device
     samplings = [sampling for sampling, _ in rows]
-    floors = _floors(logits, samplings)
-    warmth = torch.tensor([sampling.temperature for sampling in samplings], device=device)
-    seeds = torch.from_numpy(np.array([sampling.seed for sampling in samplings], np.uint64).view(np.int64))
-    indexes = torch.tensor([index for _, index in rows], dtype=torch.int32)
-    chosen = torch.empty(len(rows), dtype=torch.int64, device=device)
-    _choose[(len(rows),)](
-        logits, warmth, floors, seeds.to(device), indexes.to(device), chosen, logits.shape[1], STEP=STEP
-    )
-    return chosen
-
-
-def _floors(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Lowest logit [n] that top_k, top_p and min_p leave to choose from; -inf where nothing is excluded."""
-    floors = logits.new_full((len(samplings),), -torch.inf)
+    real = np.empty((3, len(rows)))
+    real[:] = np.array([(each.temperature, each.top_p, each.min_p) for each in samplings]).T
+    whole = np.empty((3, len(rows)), np.uint64)
+    whole[:] = np.array([(each.seed, each.top_k, index) for each, index in rows], np.uint64).T
+    warmth, top_p, min_p = upload(torch.from_numpy(real), device)
+    seed, top_k, index = upload(torch.from_numpy(whole.view(np.int64)), device)
     cut = [
         row
         for row, each in enumerate(samplings)
         if each.temperature > 0 and (each.top_k or each.top_p < 1 or each.min_p)
     ]
-    if not cut:
-        return floors
+    floors = logits.new_full((len(rows),), -torch.inf)
+    if cut:
+        some = upload(torch.tensor(cut), device)
+        lowest = _floors(logits[some], warmth[some], top_k[some], top_p[some], min_p[some])
+        floors.index_copy_(0, some, lowest)
+    chosen = torch.empty(len(rows), dtype=torch.int64, device=device)
+    _choose[(len(rows),)](
+        logits, warmth.float(), floors, seed, index.int(), chosen, logits.shape[1], STEP=STEP
+    )
+    return chosen
+
+
+def _floors(logits: Tensor, warmth: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Lowest logit [n] that the cuts [n] leave to choose from; a top_k of 0 is off."""
     vocab = logits.shape[1]
-    columns = [
-        (each.temperature, min(each.top_k or vocab, vocab), each.top_p, each.min_p)
-        for each in (samplings[row] for row in cut)
-    ]
-    warmth, top_k, top_p, min_p = torch.tensor(columns, device=logits.device, dtype=torch.float64).T[
-        ..., None
-    ]
-    ordered = logits[cut].sort(dim=1, descending=True).values
+    warmth, top_p, min_p = warmth[:, None], top_p[:, None], min_p[:, None]
+    most = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab)[:, None]
+    ordered = logits.sort(dim=1, descending=True).values
     rank = torch.arange(vocab, device=logits.device)
-    last = ordered.gather(1, top_k.long() - 1)  # equals of the k-th stay
+    last = ordered.gather(1, most - 1)  # equals of the k-th stay
     scaled = ordered.double() / warmth
     weights = torch.where(ordered >= last, torch.exp(scaled - scaled[:, :1]), 0.0)
     mass = weights.cumsum(1) / weights.sum(1, keepdim=True)
     # The first token at which the mass reaches top_p is the last to stay.
     kept = (rank <= (mass < top_p).sum(1, keepdim=True)) & (ordered >= last)
     kept &= scaled >= scaled[:, :1] + torch.log(min_p)
-    floors[cut] = torch.where(kept, ordered, torch.inf).amin(1)
-    return floors
+    return torch.where(kept, ordered, torch.inf).amin(1)
 
 
 @triton.jit

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvtool.engine.compute.reads import Span
+from kvtool.engine.compute.upload import upload
 
 TILE_ROWS = 128
 """Rows (tokens x query heads of a group) of a prefill tile, for keys of up to WIDE_KEY bytes."""
@@ -76,7 +77,7 @@ def block_tables(spans: Sequence[Span], device: torch.device) -> Tensor:
     table = torch.zeros(len(spans), most, dtype=torch.int32)
     for number, span in enumerate(spans):
         table[number, : len(span.slots)] = torch.tensor(span.slots, dtype=torch.int32)
-    return table.to(device)
+    return upload(table, device)
 
 
 def make_tiles(
@@ -113,5 +114,5 @@ def splits(programs: int, longest: int, processors: int) -> int:
 
 def _tiles(rows: list[tuple[int, int, int, int]], blocks: Tensor, tokens: int, splits: int) -> Tiles:
     index = torch.cat([torch.arange(first, first + count) for _, first, count, _ in rows])
-    table = torch.tensor(rows, dtype=torch.int32).to(blocks.device)
-    return Tiles(table, blocks, tokens, splits, index.to(blocks.device))
+    table = upload(torch.tensor(rows, dtype=torch.int32), blocks.device)
+    return Tiles(table, blocks, tokens, splits, upload(index, blocks.device))

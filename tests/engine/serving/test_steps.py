@@ -1,0 +1,149 @@
+"""Steps as a GPU runs them, under Triton's interpreter: the CPU's tokens, also where the host lags behind."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvtool.blocks import namespace
+from kvtool.cache.index import BlockIndex
+from kvtool.cache.policies import POLICIES
+from kvtool.cache.tiers import TieredPool
+from kvtool.engine.compute.arena import Arena
+from kvtool.engine.compute.load import load_model
+from kvtool.engine.compute.model import Model
+from kvtool.engine.compute.runner import Chunk, Runner
+from kvtool.engine.compute.sampler import GREEDY, Sampling
+from kvtool.engine.serving.choosing import chooser
+from kvtool.engine.serving.generation import Delta, Generation
+from kvtool.engine.serving.scheduler import Limits, Scheduler
+from kvtool.engine.serving.steps import Ask, AtOnce, Queued, Steps
+from kvtool.engine.serving.text import Detokenizer, StopFilter
+from kvtool.engine.storage.codec import load_codec
+from kvtool.engine.storage.identity import Identity
+from kvtool.engine.storage.store import BlockStore
+from kvtool.tokens import BytesTokenizer
+
+pytest.importorskip("triton")
+BLOCK = 16
+WARM = Sampling(temperature=2.0, seed=9)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path) -> Model:
+    return load_model(str(tiny_model))
+
+
+class Logits:
+    """A runner that answers what it is told."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.logits = logits
+
+    def step(self, chunks: Any, previous: Any) -> torch.Tensor:
+        return self.logits
+
+
+def chosen(logits: torch.Tensor, asked: list[Ask]) -> list[int]:
+    queued = Queued(Logits(logits))  # type: ignore[arg-type]
+    return queued.launch([], asked).tokens()
+
+
+def test_greedy_and_edited_rows_are_those_of_the_cpu() -> None:
+    logits = torch.randn(4, 500, generator=torch.Generator().manual_seed(3))
+    asked = [
+        Ask(chooser(GREEDY), 0),
+        Ask(chooser(GREEDY, bias={7: 100.0}), 1, [1]),
+        Ask(chooser(Sampling(temperature=0.9, seed=4), frequency_penalty=0.5), 2, [2, 2]),
+        Ask(chooser(GREEDY), 2),
+    ]
+    assert chosen(logits, asked) == AtOnce(lambda _: logits).launch([], asked).tokens()
+    assert chosen(logits, asked)[1] == 7
+
+
+def test_a_seeded_row_is_the_same_beside_others_and_moves_on_with_its_answer() -> None:
+    logits = torch.randn(1, 500, generator=torch.Generator().manual_seed(4)).expand(3, 500)
+    warm = chooser(WARM)
+    alone = chosen(logits[:1], [Ask(warm, 0)])
+    mixed = chosen(logits, [Ask(chooser(GREEDY), 0), Ask(chooser(GREEDY, bias={1: -1.0}), 0), Ask(warm, 0)])
+    assert mixed[2:] == alone
+    assert len({chosen(logits[:1], [Ask(warm, index)])[0] for index in range(12)}) > 3
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_a_chunk_that_follows_gets_the_token_on_the_device(model: Model, kernels: bool) -> None:
+    """In a prefill, as a decode in a graph's buffers, and beside a chunk that follows nobody."""
+    generator = np.random.default_rng(1)
+    one, two = (generator.integers(0, 256, count).astype(np.uint32) for count in (20, 33))
+    found = []
+    for follows in (False, True):
+        runner = Runner(model, Arena(model, 8, BLOCK), kernels)
+        runner.step([Chunk(one, 0, [3, 1]), Chunk(two, 0, [0, 5, 2])])
+        chosen = torch.tensor([77, 41, 5])
+
+        def last(place: int, start: int, slots: list[int]) -> Chunk:
+            if follows:  # noqa: B023
+                return Chunk(np.zeros(1, np.uint32), start, slots, True, follows=place)
+            return Chunk(np.array([chosen[place]], np.uint32), start, slots, True)  # noqa: B023
+
+        decodes = [last(2, 20, [3, 1]), last(0, 33, [0, 5, 2])]
+        logits = runner.step(decodes, chosen).clone()
+        more = [Chunk(two[:5], 0, [7]), last(1, 21, [3, 1])]
+        found.append(torch.cat([logits, runner.step(more, chosen)]))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0][0], found[0][1])
+
+
+def answers(model: Model, make: Callable[[Runner], Steps], kernels: bool) -> tuple[list[Any], dict[str, int]]:
+    """Six requests of all kinds in a pool too small for them: (tokens, logprobs) of each, and the counts."""
+    shape = Identity.of_model(model, BLOCK).shape
+    device = Arena(model, 10, BLOCK)
+    store = BlockStore(device, shape, load_codec({"codec": "raw"}))
+    pool = TieredPool(POLICIES.load("lru"), 10)
+    index = store.index = BlockIndex(pool, BLOCK, 1000)
+    steps = make(Runner(model, device, kernels))
+    ticks = iter(range(1 << 30))
+    scheduler = Scheduler(steps, pool, index, store, Limits(32, 4), lambda: float(next(ticks)))
+    kinds = [
+        {},
+        {"choose": chooser(GREEDY, bias={65: 5.0})},
+        {"top_logprobs": 2},
+        {"choose": chooser(GREEDY, frequency_penalty=1.0)},
+        {},
+        {"max_tokens": 1},
+    ]
+    found: list[Any] = []
+    for number, kind in enumerate(kinds):
+        deltas: list[Delta] = []
+        fields = {"choose": chooser(GREEDY), "max_tokens": 18, **kind}
+        request = Generation(
+            prompt=np.frombuffer(b"the same words " * 2 + bytes([65 + number]) * 5, np.uint8).astype(
+                np.uint32
+            ),
+            root=namespace("test"),
+            emit=deltas.append,
+            ends=frozenset([257]),
+            detokenizer=Detokenizer(BytesTokenizer()),
+            stop=StopFilter([]),
+            **fields,  # type: ignore[arg-type]
+        )
+        scheduler.submit(request)
+        found.append((request, deltas))
+    while scheduler.step():
+        pool.check()
+    store.close()
+    assert pool.device.available() == 10
+    logprobs = [[each.token for delta in deltas for each in delta.logprobs] for _, deltas in found]
+    assert logprobs[2] == found[2][0].generated and not logprobs[0]
+    return [request.generated for request, _ in found], dict(scheduler.counts)
+
+
+def test_a_server_that_lags_behind_its_device_gives_the_same_answers(model: Model) -> None:
+    at_once, counts = answers(model, lambda runner: AtOnce(runner.step), False)
+    queued, others = answers(model, Queued, True)
+    assert queued == at_once
+    assert counts["preemptions"] and others["preemptions"]
+    assert others["generated_tokens"] == counts["generated_tokens"] == sum(map(len, queued))
