@@ -1,6 +1,7 @@
 """Option types and groups of options that several commands share."""
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,6 +46,20 @@ class Assignment(click.ParamType):  # type: ignore[type-arg]
         if not (field and equals and path):
             self.fail(f"{value!r} is not FIELD=PATH", param, ctx)
         return field, path
+
+
+class Positive(click.FloatRange):
+    """A number above 0; neither infinity nor nan, which no comparison of a range keeps out."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number."""
+        number = float(super().convert(value, param, ctx))
+        if not isfinite(number):
+            self.fail(f"{value!r} is not a number above 0", param, ctx)
+        return number
 
 
 class Price(click.ParamType):  # type: ignore[type-arg]
@@ -94,9 +109,12 @@ UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]
-    """Bytes: `2GiB`, `500MB`, `1048576`."""
+    """Bytes: `2GiB`, `500MB`, `1048576`; not fewer than `least`."""
 
     name = "size"
+
+    def __init__(self, least: int = 0) -> None:
+        self.least = least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The number of bytes."""
@@ -105,9 +123,13 @@ class Size(click.ParamType):  # type: ignore[type-arg]
         number = value.strip().rstrip("BIKMGTbikmgt ")
         unit = value.strip()[len(number) :].strip().upper()
         try:
-            return int(float(number) * UNITS[unit])
+            size = int(float(number) * UNITS[unit])
         except (ValueError, KeyError, OverflowError):
-            self.fail(f"{value!r} is not a size such as 2GiB, 500MB or 1048576", param, ctx)
+            size = -1
+        if size < self.least:
+            above = f" of at least {self.least}" if self.least else ""
+            self.fail(f"{value!r} is not a size{above} such as 2GiB, 500MB or 1048576", param, ctx)
+        return size
 
 
 class NamedSizes(click.ParamType):  # type: ignore[type-arg]
@@ -115,8 +137,8 @@ class NamedSizes(click.ParamType):  # type: ignore[type-arg]
 
     name = "name=size"
 
-    def __init__(self, names: Sequence[str] = (), alone: str | None = None) -> None:
-        self.names, self.alone = names, alone
+    def __init__(self, names: Sequence[str] = (), alone: str | None = None, least: int = 0) -> None:
+        self.names, self.alone, self.size = names, alone, Size(least)
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -134,7 +156,7 @@ class NamedSizes(click.ParamType):  # type: ignore[type-arg]
                 self.fail(f"{piece.strip()!r} is not {known}", param, ctx)
             if name in found:
                 self.fail(f"{piece.strip()!r}: twice", param, ctx)
-            found[name] = Size().convert(size, param, ctx)
+            found[name] = self.size.convert(size, param, ctx)
         return tuple(found.items())
 
 

@@ -10,7 +10,7 @@ import click
 
 from kvtool.engine.storage.codecs import AUTO, CODECS
 from kvtool.errors import KvtoolError
-from kvtool.options import NamedSizes, format_options, given_options, output_format, report_option
+from kvtool.options import NamedSizes, Positive, format_options, given_options, output_format, report_option
 from kvtool.renderers import RENDERERS
 
 if TYPE_CHECKING:
@@ -67,7 +67,9 @@ class Config:
 @click.option(
     "--chat-template", default=Config.chat_template, show_default=True, help="auto, chatml-tools or a file."
 )
-@click.option("--block-size", type=click.IntRange(1), help="Tokens per block [32, or the analysis' own].")
+@click.option(
+    "--block-size", type=click.IntRange(1, 1024), help="Tokens per block [32, or the analysis' own]."
+)
 @click.option("--share-tenants", is_flag=True, help="Let requests of different tenants share blocks.")
 @click.option(
     "--budget",
@@ -102,7 +104,7 @@ class Config:
 )
 @click.option(
     "--max-kl",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Positive(),
     metavar="NATS",
     help="Store nothing and exit 1 if continuations held back lose more than this per token on average, or a "
     "greedy tool call changes [0.001 with --codec auto and k3v2, else no gate].",
@@ -122,14 +124,14 @@ class Config:
 @click.option("--dtype", default=Config.dtype, show_default=True, help="auto, float32, bfloat16 or float16.")
 @click.option(
     "--prefill-rate",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Positive(),
     metavar="TOKENS",
     help="Prompt tokens a second that the serving machine computes [measured on this one].",
 )
 @click.option(
     "--tier-speed",
     "tier_speeds",
-    type=NamedSizes(("host", "disk")),
+    type=NamedSizes(("host", "disk"), least=1),
     default=Config.tier_speeds,
     metavar="TIER=BYTES,...",
     help="Bytes a second that loads reach there, such as host=20GiB,disk=2GiB [measured].",

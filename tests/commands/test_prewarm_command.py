@@ -136,6 +136,11 @@ def test_shards_that_would_slow_serving_down_are_not_made(common, tmp_path) -> N
         ("--budget", "tape=3GB", "is not device=SIZE or host=SIZE or disk=SIZE"),
         ("--budget", "host=3GB,host=1GB", "twice"),
         ("--tier-speed", "3GB", "is not host=SIZE or disk=SIZE"),
+        ("--tier-speed", "disk=0", "is not a size of at least 1"),
+        ("--prefill-rate", "inf", "is not a number above 0"),
+        ("--prefill-rate", "nan", "is not a number above 0"),
+        ("--max-kl", "nan", "is not a number above 0"),
+        ("--block-size", 1 << 70, "is not in the range"),
         ("--tenant-budget", "acme=lots", "is not a size"),
         ("--tenant-budget", "nobody=1GB", "the log has no tenant 'nobody'"),
     ],
@@ -202,7 +207,7 @@ def test_sizes(text, size) -> None:
     assert Size().convert(text, None, None) == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "2 parsecs", "1e", "-"])
+@pytest.mark.parametrize("text", ["", "GiB", "2 parsecs", "1e", "-", "-1GiB", "nan", "inf"])
 def test_what_is_no_size(text) -> None:
     result = kvtool("prewarm", "--budget", text)
     assert result.exit_code == 2 and "is not a size" in result.stderr
