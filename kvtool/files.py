@@ -7,10 +7,15 @@ from pathlib import Path
 
 from kvtool.errors import KvtoolError
 
+PRIVATE = 0o600
+"""Permissions of files from which a prompt can be read."""
+
 
 @contextmanager
-def whole(path: Path, mode: int = 0o644) -> Iterator[Path]:
+def whole(path: Path, mode: int | None = None) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on a clean exit sync it and rename it into place.
+
+    mode: the file's permissions; None for those that its writer and the umask gave it.
 
     On an error nothing is left behind, and one of writing is a KvtoolError. After a crash a `.tmp` file may
     remain; it is never read.
@@ -21,7 +26,8 @@ def whole(path: Path, mode: int = 0o644) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb+") as handle:
             os.fsync(handle.fileno())
-        temporary.chmod(mode)
+        if mode is not None:
+            temporary.chmod(mode)
         temporary.replace(path)
         sync_directory(path.parent)
     except OSError as error:
@@ -41,7 +47,7 @@ def sync_directory(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, data: bytes | str, mode: int = 0o644) -> None:
+def write_whole(path: Path, data: bytes | str, mode: int | None = None) -> None:
     """Write `data` to `path` atomically and durably."""
     with whole(path, mode) as temporary:
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)

@@ -1,5 +1,6 @@
 """Files are whole or absent."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,16 @@ def test_a_clean_write_replaces_and_sets_the_mode(tmp_path: Path) -> None:
     assert target.read_bytes() == b"new"
     assert target.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["key.bin"]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o027, 0o640), (0o022, 0o644)])
+def test_the_umask_is_honoured(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        write_whole(tmp_path / "report.html", "what many sent")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "report.html").stat().st_mode & 0o777 == mode
 
 
 def test_an_input_is_never_a_target_also_not_through_links(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ import numpy as np
 import pyarrow as pa
 
 from kvtool.analysis.plan import TIERS, Plan
+from kvtool.analysis.store import is_analysis
 from kvtool.blocks import BlockHash
 from kvtool.errors import KvtoolError
-from kvtool.files import whole
+from kvtool.files import PRIVATE, whole
 
 TABLE = "prewarm_plan"
 
@@ -40,14 +41,17 @@ def plan_table(plan: Plan, hashes: Sequence[BlockHash]) -> pa.Table:
 
 
 def save_plan(path: Path, plan: Plan, hashes: Sequence[BlockHash]) -> None:
-    """Write the table to `path`. Other tables of a file that exists, an analysis, stay as they are."""
+    """Write the table to `path`, readable by its owner only: it holds token ids. Other tables of a file that
+    exists, an analysis, stay as they are, and so do its permissions."""
     table = plan_table(plan, hashes)
     if not path.parent.is_dir():
         raise KvtoolError(f"{path}: no such folder {path.parent}", "create it, or name another file")
     if path.exists():
+        if not is_analysis(path):  # DuckDB opens JSON, CSV and Parquet too, and keeps nothing of it
+            raise KvtoolError(f"{path}: cannot hold a plan: not a DuckDB file", "name one, or a new file")
         _write(path, table, path)
     else:
-        with whole(path) as temporary:
+        with whole(path, PRIVATE) as temporary:
             _write(temporary, table, path)
 
 
@@ -60,5 +64,5 @@ def _write(file: Path, table: pa.Table, named: Path) -> None:
             connection.execute(f"CREATE OR REPLACE TABLE {TABLE} AS SELECT * FROM incoming")
     except duckdb.Error as error:
         raise KvtoolError(
-            f"{named}: cannot hold a plan: {str(error).splitlines()[0]}", "name a DuckDB file, or a new one"
+            f"{named}: cannot hold a plan: {str(error).splitlines()[0]}", "name another file"
         ) from error

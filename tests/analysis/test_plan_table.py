@@ -39,6 +39,7 @@ HASHES = [BlockHash(bytes([at]) * 16) for at in range(3)]
 
 def test_rows_are_the_plans(plan, tmp_path: Path) -> None:
     save_plan(tmp_path / "plan.duckdb", plan, HASHES)
+    assert (tmp_path / "plan.duckdb").stat().st_mode & 0o777 == 0o600
     with duckdb.connect(str(tmp_path / "plan.duckdb")) as connection:
         rows = connection.execute(
             "SELECT parent, hex(hash), tenant, depth, requests, expected_hits, bytes, tier, tokens, "
@@ -68,5 +69,13 @@ def test_what_cannot_hold_it_is_named(plan, tmp_path: Path) -> None:
     with pytest.raises(KvtoolError, match=r"notes\.txt: cannot hold a plan"):
         save_plan(tmp_path / "notes.txt", plan, HASHES)
     assert (tmp_path / "notes.txt").read_text() == "mine " * 2000
+    for name, text in (
+        ("log.jsonl", '{"a": 1}\n' * 500),
+        ("empty.duckdb", ""),
+    ):  # DuckDB reads JSON as tables
+        (tmp_path / name).write_text(text)
+        with pytest.raises(KvtoolError, match=rf"{name}: cannot hold a plan: not a DuckDB file"):
+            save_plan(tmp_path / name, plan, HASHES)
+        assert (tmp_path / name).read_text() == text
     with pytest.raises(KvtoolError, match="no such folder"):
         save_plan(tmp_path / "none" / "plan.duckdb", plan, HASHES)

@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvtool.errors import KvtoolError
-from kvtool.files import whole
-
-PRIVATE = 0o600
+from kvtool.files import PRIVATE, whole
 
 
 def write_private(path: Path, data: bytes) -> None:
@@ -55,7 +53,11 @@ def exclusive(folder: Path) -> Iterator[None]:
 def write_companion(path: Path, text: str) -> None:
     """Write a JSON file that lies beside shards, over an older one; the same bytes are not written again."""
     data = text.encode()
-    if not path.is_file() or path.read_bytes() != data:
+    try:
+        same = path.read_bytes() == data
+    except OSError:  # none, or one that cannot be read
+        same = False
+    if not same:
         write_private(path, data)
 
 
@@ -67,8 +69,3 @@ def read_companion(path: Path) -> str | None:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise KvtoolError(f"{path}: {error}", "run prewarm again, or delete the file") from error
-
-
-def leftovers(folder: Path) -> list[Path]:
-    """Temporary files that a crash left behind, sorted."""
-    return sorted(path for path in folder.iterdir() if path.name.startswith(".") and path.suffix == ".tmp")
