@@ -22,8 +22,8 @@ from kvtool.engine.storage.codec import encode_block, is_exact, load_codec, stor
 from kvtool.engine.storage.files import exclusive
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.index import BlockRow, block_checksum, index_to_bytes
-from kvtool.engine.storage.maintenance import SHARD_BYTES, free_numbers, sweep
-from kvtool.engine.storage.manifest import INDEX, MANIFEST, Manifest, ShardFile, commit, sha256, shard_name
+from kvtool.engine.storage.maintenance import SHARD_BYTES, free_numbers, refuse_strangers, sweep
+from kvtool.engine.storage.manifest import MANIFEST, Manifest, ShardFile, commit, sha256, shard_name
 from kvtool.engine.storage.shards import BadBlock, ShardSet, open_shards
 from kvtool.engine.storage.signature import check
 from kvtool.engine.storage.writer import Planned, ShardWriter, write_shard
@@ -256,16 +256,7 @@ class _Run:
     def _existing(self) -> ShardSet | None:
         """The folder's shards; damaged files are forgotten, so that their blocks are computed again."""
         if not (self.folder / MANIFEST).exists():
-            strangers = [
-                path.name
-                for path in self.folder.iterdir()
-                if not path.name.startswith(("shard-", INDEX, ".shard-", f".{INDEX}", f".{MANIFEST}"))
-            ]
-            if strangers:
-                raise KvtoolError(
-                    f"{self.folder}: not empty and no shard directory: {sorted(strangers)[0]}",
-                    "name another --out",
-                )
+            refuse_strangers(self.folder)
             return None
         shards = open_shards(self.folder)
         check(self.folder, self.config.key, shards.manifest.signed_bytes(), shards.manifest.signature)

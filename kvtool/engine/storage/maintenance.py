@@ -1,5 +1,6 @@
 """Shard directories as build artefacts: what differs between two, many into one, and what can go."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,11 +8,19 @@ from pathlib import Path
 from kvtool.analysis.reuse_model import ReuseModel
 from kvtool.blocks import BlockHash
 from kvtool.engine.storage.codec import load_codec, stored_parts
-from kvtool.engine.storage.files import exclusive, leftovers
+from kvtool.engine.storage.files import exclusive
 from kvtool.engine.storage.index import BlockRow, index_to_bytes
-from kvtool.engine.storage.manifest import MANIFEST, Manifest, commit, read_manifest, shard_name
-from kvtool.engine.storage.outlook import join, read_outlook, write_outlook
-from kvtool.engine.storage.reuse import read_reuse, write_reuse
+from kvtool.engine.storage.manifest import (
+    INDEX,
+    MANIFEST,
+    Manifest,
+    commit,
+    read_manifest,
+    sha256,
+    shard_name,
+)
+from kvtool.engine.storage.outlook import OUTLOOK, join, read_outlook, write_outlook
+from kvtool.engine.storage.reuse import REUSE, read_reuse, write_reuse
 from kvtool.engine.storage.shards import BadBlock, ShardSet, open_shards, read_index
 from kvtool.engine.storage.signature import check
 from kvtool.engine.storage.writer import Planned, write_shard
@@ -19,6 +28,11 @@ from kvtool.errors import KvtoolError
 
 SHARD_BYTES = 256 << 20
 """About this many bytes go into one shard file."""
+
+SHARD = re.compile(r"shard-\d{5,}\.safetensors")
+WRITTEN = re.compile(rf"{SHARD.pattern}|{'|'.join(map(re.escape, (INDEX, MANIFEST, OUTLOOK, REUSE)))}")
+TEMPORARY = re.compile(rf"\.({WRITTEN.pattern})\.\d+\.tmp")
+"""Names of the files of a shard directory, and of what a crash leaves of them. No other name is touched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +90,6 @@ def merge(
             if codecs.setdefault(name, config) != config:
                 raise KvtoolError(f"{source.folder}: codec '{name}' is configured differently than elsewhere")
         roots.update(source.manifest.roots)
-    if (folder / MANIFEST).exists():
-        raise KvtoolError(f"{folder}: there are shards already", "merge into a new directory")
     picked: dict[BlockHash, tuple[ShardSet, BlockRow]] = {}
     for source in sources:
         for row in source.rows:
@@ -96,15 +108,18 @@ def merge(
         files=(),
         complete=all(source.manifest.complete for source in sources),
     )
+    reuse = _reuse(sources)
+    outlooks = [found for source in sources if (found := read_outlook(source.folder)) is not None]
     with exclusive(folder):
-        merged = _rewrite(folder, None, target, list(picked.values()), [], limit, key)
-        reuse = _reuse(sources)
-        if reuse is not None:
+        if (folder / MANIFEST).exists():
+            raise KvtoolError(f"{folder}: there are shards already", "merge into a new directory")
+        refuse_strangers(folder)
+        sweep(folder)
+        if reuse is not None:  # first: with the manifest the directory is finished
             write_reuse(folder, reuse)
-        outlooks = [found for source in sources if (found := read_outlook(source.folder)) is not None]
         if outlooks:
             write_outlook(folder, join(outlooks))
-        return merged
+        return _rewrite(folder, None, target, list(picked.values()), [], limit, key)
 
 
 def _reuse(sources: Sequence[ShardSet]) -> ReuseModel | None:
@@ -141,17 +156,32 @@ def collect_garbage(
             kept = [row for row in shards.rows if row.shard not in touched]
             target = replace(shards.manifest, files=tuple(whole), complete=False)
             _rewrite(folder, shards.manifest, target, moved, kept, limit, key)
+        else:
+            _forget_dropped(shards, key)
         shards.close()
         return len(sweep(folder)), dropped
+
+
+def refuse_strangers(folder: Path) -> None:
+    """KvtoolError where a directory without a manifest holds anything else than what a crash may leave."""
+    for name in sorted(path.name for path in folder.iterdir()):
+        if not WRITTEN.fullmatch(name) and not TEMPORARY.fullmatch(name):
+            raise KvtoolError(f"{folder}: not empty and no shard directory: {name}", "name another --out")
 
 
 def sweep(folder: Path) -> list[str]:
     """Delete shard files that the manifest does not list, and what crashes left behind; their names."""
     listed: set[str] = set()
+    owned = WRITTEN
     if (folder / MANIFEST).exists():
         listed = {file.name for file in read_manifest(folder).files}
-    stray = [path for path in sorted(folder.glob("shard-*.safetensors")) if path.name not in listed]
-    for path in (found := [*stray, *leftovers(folder)]):
+        owned = SHARD
+    found = [
+        path
+        for path in sorted(folder.iterdir())
+        if TEMPORARY.fullmatch(path.name) or (owned.fullmatch(path.name) and path.name not in listed)
+    ]
+    for path in found:
         try:
             path.unlink()
         except OSError as error:  # a folder of such a name, no permission
@@ -159,6 +189,13 @@ def sweep(folder: Path) -> list[str]:
                 f"{path}: not in the manifest, and cannot be deleted: {error.strerror}", "move it away"
             ) from error
     return [path.name for path in found]
+
+
+def _forget_dropped(shards: ShardSet, key: bytes | None) -> None:
+    """Finish what a crash left of dropping blocks: the index still has rows of them, token ids too."""
+    index = index_to_bytes(shards.rows, shards.manifest.identity.shape.block_size)
+    if shards.manifest.index_digests != (sha256(index),):
+        commit(shards.folder, shards.manifest, shards.manifest, index, key)
 
 
 def _sound(shards: ShardSet) -> set[BlockHash]:
