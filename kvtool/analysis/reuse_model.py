@@ -148,7 +148,7 @@ class ReuseModel:
         """Read what `to_json` wrote. KvtoolError if it is none or its tables do not fit together."""
         try:
             document = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise KvtoolError(f"{name}: not JSON: {error}") from error
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise KvtoolError(f"{name}: not a {SCHEMA} document")
@@ -159,7 +159,7 @@ class ReuseModel:
             edges, hazards = np.array(document["edges"], float), np.array(document["hazards"], float)
             uses, reused = np.array(document["uses"], float), np.array(document["reused"], float)
             until, partial_ends = float(document["until"]), bool(document["partial_ends"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise KvtoolError(f"{name}: a field is missing or no table of numbers: {error}") from error
         if not _sound(tree, roots, edges, hazards) or not len(uses) == len(reused) == len(hazards):
             raise KvtoolError(f"{name}: its tree and its tables do not fit together")

@@ -121,7 +121,7 @@ def read_manifest(folder: Path) -> Manifest:
             complete=body["complete"],
             signature=body.get("signature"),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise KvtoolError(f"{path}: damaged: {type(error).__name__} {error}", hint) from error
     if manifest.to_bytes() != data:
         raise KvtoolError(f"{path}: damaged: its digest does not match", hint)

@@ -68,7 +68,7 @@ class Outlook:
                 raise KvtoolError(f"{name}: schema is {document['schema']!r}, not {SCHEMA}")
             states = {_hash(state): _expected(row) for state, row in document["states"].items()}
             return cls(states, _expected(document["otherwise"]))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise KvtoolError(
                 f"{name}: damaged: {type(error).__name__} {error}", "run prewarm again, or delete the file"
             ) from error

@@ -106,10 +106,21 @@ def open_shards(folder: Path) -> ShardSet:
 
     KvtoolError names the file and the field that is wrong. The caller compares identities.
     """
+    manifest, rows = read_listing(folder)
+    return ShardSet(folder, manifest, rows, {row.hash: row for row in rows}, {}, {})
+
+
+def read_listing(folder: Path) -> tuple[Manifest, list[BlockRow]]:
+    """Manifest and index of `folder` as one commit left them, though another may come meanwhile."""
     manifest = read_manifest(folder)
-    return ShardSet(
-        folder, manifest, rows := read_index(folder, manifest), {row.hash: row for row in rows}, {}, {}
-    )
+    while True:
+        try:
+            return manifest, read_index(folder, manifest)
+        except KvtoolError:
+            newer = read_manifest(folder)
+            if newer == manifest:
+                raise
+            manifest = newer
 
 
 def read_index(folder: Path, manifest: Manifest) -> list[BlockRow]:

@@ -9,10 +9,10 @@ from pathlib import Path
 from kvtool.blocks import BlockHash, child_hash
 from kvtool.engine.storage.codec import load_codec, stored_parts
 from kvtool.engine.storage.index import BlockRow, block_checksum
-from kvtool.engine.storage.manifest import INDEX, Manifest, ShardFile, read_manifest
+from kvtool.engine.storage.manifest import INDEX, Manifest, ShardFile
 from kvtool.engine.storage.outlook import OUTLOOK, read_outlook
 from kvtool.engine.storage.reuse import REUSE, read_reuse
-from kvtool.engine.storage.shards import read_index
+from kvtool.engine.storage.shards import read_listing
 from kvtool.engine.storage.signature import check
 from kvtool.engine.storage.writer import Planned, shard_header
 from kvtool.errors import KvtoolError
@@ -36,10 +36,9 @@ def verify(
     `key`: that it is signed with this one is checked too. A manifest or an index that cannot be trusted at
     all is a KvtoolError, as for `open_shards`.
     """
-    manifest = read_manifest(folder)
+    manifest, rows = read_listing(folder)
     if key is not None:
         check(folder, key, manifest.signed_bytes(), manifest.signature)
-    rows = read_index(folder, manifest)
     faults = _chains(manifest, rows)
     total = 0
 
@@ -52,7 +51,10 @@ def verify(
     for row in rows:
         by_shard[row.shard].append(row)
     for file in manifest.files:
-        faults.extend(_file(folder, file, by_shard[file.number], manifest, advance))
+        try:
+            faults.extend(_file(folder, file, by_shard[file.number], manifest, advance))
+        except OSError as error:  # no permission, a disk that fails
+            faults.append(Fault(file.name, None, "file", error.strerror or str(error)))
     return faults + _learned(folder)
 
 

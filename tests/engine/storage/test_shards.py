@@ -1,6 +1,7 @@
 """Shard directories: round trip, reproducible bytes, every kind of damage named, crash windows, upkeep."""
 
 import json
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -18,9 +19,10 @@ from kvtool.blocks import BlockHash, child_hash
 from kvtool.engine.storage import maintenance
 from kvtool.engine.storage.codec import Block, block_parts, encode_block, load_codec
 from kvtool.engine.storage.identity import Identity
-from kvtool.engine.storage.index import BlockRow, block_checksum, index_to_bytes
+from kvtool.engine.storage.index import BlockRow, block_checksum, index_from_bytes, index_to_bytes
 from kvtool.engine.storage.layout import BlockShape
 from kvtool.engine.storage.manifest import Manifest, commit, read_manifest, sha256, shard_name
+from kvtool.engine.storage.outlook import Expected, Outlook
 from kvtool.engine.storage.shards import BadBlock, open_shards
 from kvtool.engine.storage.verify import verify
 from kvtool.engine.storage.writer import Planned, write_shard
@@ -258,6 +260,48 @@ def test_a_manifest_of_other_types_is_an_error_even_where_its_digest_agrees(
         open_shards(folder)
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "outlook.json", "reuse.json"])
+def test_json_nested_without_end_is_an_error_of_its_file(folder: Path, name: str) -> None:
+    (folder / name).write_text("[" * 100_000)
+    if name == "manifest.json":
+        with pytest.raises(KvtoolError, match=r"manifest\.json: damaged: RecursionError"):
+            verify(folder)
+    else:
+        assert [(fault.file, fault.field) for fault in verify(folder)] == [(name, "file")]
+
+
+def test_a_file_that_cannot_be_read_is_a_fault_and_the_others_are_checked(folder: Path, monkeypatch) -> None:
+    data = bytearray((folder / "shard-00001.safetensors").read_bytes())
+    data[-1] ^= 1
+    (folder / "shard-00001.safetensors").write_bytes(data)
+    real = Path.open
+
+    def forbidden(self: Path, mode: str = "r", *rest: object, **named: object) -> object:
+        if self.name == "shard-00000.safetensors":
+            raise PermissionError(13, "Permission denied", str(self))
+        return real(self, mode, *rest, **named)
+
+    monkeypatch.setattr(Path, "open", forbidden)
+    first, second = verify(folder)
+    assert (first.file, first.field, first.reason) == ("shard-00000.safetensors", "file", "Permission denied")
+    assert (second.file, second.field) == ("shard-00001.safetensors", "checksum")
+
+
+def test_who_reads_while_another_commits_gets_one_commit_or_the_other(folder: Path, monkeypatch) -> None:
+    """The reader has the old manifest when index and manifest are replaced under it."""
+    shards = open_shards(folder)
+    rows = [replace(row, expected_hits=9.0) for row in shards.rows]
+
+    def read_then_commit(where: Path) -> Manifest:
+        found = read_manifest(where)
+        monkeypatch.undo()
+        commit(folder, shards.manifest, shards.manifest, index_to_bytes(rows, 4))
+        return found
+
+    monkeypatch.setattr("kvtool.engine.storage.shards.read_manifest", read_then_commit)
+    assert {row.expected_hits for row in open_shards(folder).rows} == {9.0}
+
+
 @pytest.mark.parametrize("name", ["outlook.json", "reuse.json"])
 def test_verify_names_what_a_server_would_refuse_beside_the_blocks(folder: Path, name: str) -> None:
     (folder / name).write_text("{}")
@@ -341,6 +385,36 @@ def test_merge_is_the_union(folder: Path, tmp_path: Path) -> None:
         maintenance.merge(sources, tmp_path / "merged")
 
 
+def test_merge_goes_on_where_a_killed_one_ended(folder: Path, tmp_path: Path, monkeypatch) -> None:
+    (folder / "outlook.json").write_text(Outlook({}, Expected(None, 0.5, 1.0, 2.0)).to_json())
+    merged = tmp_path / "merged"
+    maintenance.merge([open_shards(folder)], merged)
+    expected = everything(merged)
+    assert "outlook.json" in expected
+    for death in range(1, len(expected) + 1):  # at each rename: what a file was being written to stays
+        shutil.rmtree(merged)
+        with dying_at_rename(death, monkeypatch), pytest.raises(PowerCut):
+            maintenance.merge([open_shards(folder)], merged)
+        (merged / ".shard-00000.safetensors.77.tmp").write_bytes(b"killed")
+        (merged / "shard-00042.safetensors").write_bytes(b"of a larger merge")
+        maintenance.merge([open_shards(folder)], merged)
+        assert everything(merged) == expected
+
+
+def test_merge_does_not_write_among_other_files(folder: Path, tmp_path: Path) -> None:
+    """Neither names that are not its own, nor those that only look like them, are overwritten or deleted."""
+    for name in ("notes.txt", "shard-1.safetensors", ".draft.tmp"):
+        other = tmp_path / f"with {name}"
+        other.mkdir()
+        (other / name).write_text("mine")
+        with pytest.raises(KvtoolError, match=f"not empty and no shard directory: {re.escape(name)}"):
+            maintenance.merge([open_shards(folder)], other)
+        assert everything(other) == {name: b"mine"}
+        (folder / name).write_text("mine")
+    assert maintenance.collect_garbage(folder) == (0, 0)
+    assert {"notes.txt", "shard-1.safetensors", ".draft.tmp"} < set(everything(folder))
+
+
 def test_merge_refuses_another_model(folder: Path, tmp_path: Path) -> None:
     other = replace(IDENTITY, model={**FIELDS, "weights": "w2", "digest": "d2"})
     write_directory(tmp_path / "other", [chain(0, 1)], identity=other)
@@ -400,3 +474,5 @@ def test_gc_survives_a_crash_anywhere(folder: Path, crash_at: int, monkeypatch) 
     assert len(open_shards(folder).rows) in (3, 5)
     maintenance.collect_garbage(folder, keep_bytes=3 * size)
     assert verify(folder) == [] and len(open_shards(folder).rows) == 3
+    indexed = index_from_bytes((folder / "index.parquet").read_bytes(), SHAPE.block_size, "index")
+    assert len(indexed) == 3, "token ids of blocks that are gone stay in the index"
