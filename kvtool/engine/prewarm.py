@@ -15,15 +15,17 @@ from kvtool.analysis.plan import Plan
 from kvtool.blocks import BlockHash, child_hash
 from kvtool.engine.ahead import ahead
 from kvtool.engine.allocation import Allocation, GateFailed, Verdict, uniform
+from kvtool.engine.calibration import query_guide
 from kvtool.engine.compute.arena import Block
 from kvtool.engine.compute.model import Model
 from kvtool.engine.schedule import Batch, Piece, batches, chunking, cut_pieces, split
-from kvtool.engine.storage.codec import encode_block, is_exact, load_codec, stored_parts
+from kvtool.engine.storage.codec import encode_block, is_exact, is_steered, load_codec, stored_parts
 from kvtool.engine.storage.files import exclusive
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.index import BlockRow, block_checksum, index_to_bytes
 from kvtool.engine.storage.maintenance import SHARD_BYTES, free_numbers, refuse_strangers, sweep
 from kvtool.engine.storage.manifest import MANIFEST, Manifest, ShardFile, commit, sha256, shard_name
+from kvtool.engine.storage.rounding import Guide
 from kvtool.engine.storage.shards import BadBlock, ShardSet, open_shards
 from kvtool.engine.storage.signature import check
 from kvtool.engine.storage.writer import Planned, ShardWriter, write_shard
@@ -135,6 +137,7 @@ class _Run:
             raise GateFailed(self.chosen.verdict)
         self.plan = replace(plan, bytes=self.chosen.sizes(plan, self.identity.shape))
         self.walks: list[Walk] = []
+        self.guide: Guide | None = None
 
     def go(self) -> PrewarmResult:
         """Bring the folder up to date, one committed shard file after the other."""
@@ -168,6 +171,8 @@ class _Run:
         if not work:  # only expected hits have changed, or the last commit was cut short
             before = self._commit(before, manifest, complete=True)
             return
+        if any(is_steered(self.chosen.codecs[name], self.identity.shape) for name in new):
+            self.guide = query_guide(self.models[0])  # now: a forward that runs ahead must not be watched
         self.walks = [Walk(self.plan, model, self._exact) for model in self.models]
         weight = self.identity.shape.elements * self.models[0].dtype.itemsize
         lead = AHEAD_BYTES
@@ -212,7 +217,7 @@ class _Run:
             row, block = next(blocks)
             assert row == expected
             first = bool(self.plan.depth[row] == 0)
-            yield encode_block(self.chosen.codec_of(row), self.identity.shape, block, first)
+            yield encode_block(self.chosen.codec_of(row), self.identity.shape, block, first, self.guide)
             self.blocks_done += 1
             self.progress(self.blocks_done * self.plan.block_size)
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kvtool.blocks import fingerprint
 from kvtool.embedded import cache_directory
+from kvtool.engine.calibration import TEXT
 from kvtool.engine.compute.model import Model
 from kvtool.engine.sensitivity import layer_damage
 from kvtool.engine.storage.codec import load_codec
@@ -22,28 +23,6 @@ PREFIX, TAIL = 256, 48
 """Tokens that are quantized, and tokens behind them on which the damage is seen."""
 
 BLOCK_SIZE = 32
-
-TEXT = """You are a support agent of a small railway. Passengers ask about trains, tickets and refunds.
-Answer briefly and only from what the tools return. A ticket may be refunded until one hour before
-departure; after that only if the train was more than 30 minutes late. Ask for the booking number first.
-
-Tools:
-{"name": "find_train", "description": "Trains between two stations on a day.", "parameters": {"from":
-"string", "to": "string", "date": "YYYY-MM-DD"}}
-{"name": "get_booking", "description": "A booking and its tickets.", "parameters": {"booking_id": "string"}}
-{"name": "refund_ticket", "description": "Pay the price of one ticket back.", "parameters": {"ticket_id":
-"string", "reason": "late | cancelled | other"}}
-
-Passenger: Hello, my train to the coast never came yesterday and I had to take a taxi. Booking QX7-113.
-Agent: {"name": "get_booking", "arguments": {"booking_id": "QX7-113"}}
-Result: {"booking_id": "QX7-113", "tickets": [{"ticket_id": "T-1", "train": "R 42", "date": "2024-05-14",
-"from": "Old Harbour", "to": "Seaview", "price": 18.40, "status": "used"}]}
-Agent: I see one ticket for train R 42 from Old Harbour to Seaview, 18.40. Was the train cancelled, or late?
-Passenger: It was cancelled, they told us at nine in the evening.
-Agent: {"name": "refund_ticket", "arguments": {"ticket_id": "T-1", "reason": "cancelled"}}
-Result: {"refunded": 18.40, "days": 5}
-Agent: Done: 18.40 will be back on your card within five days. I am sorry for the trouble. Is there more?
-"""
 
 
 @dataclass(frozen=True)
@@ -60,7 +39,7 @@ def layer_profile(model: Model, codec: str) -> NDArray[np.float64]:
 
     Two forwards of TAIL tokens a layer, once for models of one digest: the result is kept in the cache.
     """
-    key = fingerprint(model.fingerprint["digest"].encode(), codec.encode(), TEXT.encode())
+    key = fingerprint(model.fingerprint["digest"].encode(), codec.encode(), TEXT.encode(), b"steered")
     path = cache_directory() / "layer-profiles" / f"{key}.json"
     layers = len(model.config.layers)
     try:

@@ -6,31 +6,23 @@ their true damage does, and needs no forward per block. A layer's damage is dear
 keys and values, but it is a property of the model: it is measured once, on a fixed text, and kept.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
-from kvtool.engine.compute import attention
 from kvtool.engine.compute.arena import Block
 from kvtool.engine.storage.codec import BlockCodec
 from kvtool.engine.trials import Continuation, Trials
-
-WATCHED = "kvtool_watched"
+from kvtool.engine.watching import watching
 
 POSITIONS = 32
 """Queries of a continuation that are looked at, evenly spaced: more rank no better."""
 
 PROJECTIONS = ("o_proj", "out_proj", "c_proj", "dense", "wo")
 """What models call the linear map behind attention; without one the output itself is compared."""
-
-See = Callable[[nn.Module, Tensor, Tensor, Tensor, float, float | None], None]
-_seeing: list[See] = []
 
 
 def block_sensitivity(
@@ -64,7 +56,7 @@ def block_sensitivity(
         total.add_(share.mean(0).cpu())
         layer += 1
 
-    with _watching(trials, see):
+    with watching(trials.model, see):
         trials.over(exact, asked.tokens)
     return total.numpy()
 
@@ -159,35 +151,3 @@ def _project(module: nn.Module, outputs: Tensor) -> Tensor:
             projected: Tensor = (projection(outputs.to(weight.dtype)) - zero).float()
             return projected
     return outputs
-
-
-@contextmanager
-def _watching(trials: Trials, see: See) -> Iterator[None]:
-    """While it lasts every attention of the model is shown to `see` before it is computed."""
-    module: Any = trials.model.module
-    module.set_attn_implementation(WATCHED)
-    _seeing.append(see)
-    try:
-        yield
-    finally:
-        _seeing.pop()
-        module.set_attn_implementation(attention.NAME)
-
-
-def _watched_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    **rest: Any,
-) -> tuple[Tensor, None]:
-    scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    _seeing[-1](module, query[0], key[0], value[0], scale, softcap)
-    rest |= {"scaling": scaling, "softcap": softcap}
-    return attention.paged_attention(module, query, key, value, attention_mask, **rest)
-
-
-AttentionInterface.register(WATCHED, _watched_attention)

@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvtool.blocks import TokenIds
+from kvtool.engine.calibration import query_guide
 from kvtool.engine.compute.arena import Arena, Block
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.runner import Chunk, Runner
 from kvtool.engine.schedule import CHUNK_TOKENS
-from kvtool.engine.storage.codec import BlockCodec, decode_block, encode_block
+from kvtool.engine.storage.codec import BlockCodec, decode_block, encode_block, is_steered
 from kvtool.engine.storage.identity import Identity
+from kvtool.engine.storage.rounding import Guide
 
 TAIL = 128
 """Tokens of a continuation that are compared: with the whole vocabulary's logits, memory for some MB."""
@@ -76,6 +78,7 @@ class Trials:
         self.shape = Identity.of_model(model, plan.block_size).shape
         longest = max(len(one.rows) * plan.block_size + len(one.tokens) for one in asked) + ANSWER
         self.arena = Arena(model, -(-longest // plan.block_size), plan.block_size)
+        self._guide: Guide | None = None
         self._runner = Runner(model, self.arena)
         self._exact: dict[int, Block] = {}
         self._restored: dict[int, tuple[BlockCodec, Block]] = {}
@@ -101,7 +104,9 @@ class Trials:
         held = self._restored.get(row)
         if held is None or held[0] != codec:
             first = bool(self.plan.depth[row] == 0)
-            data = encode_block(codec, self.shape, self._exact[row], first)
+            if self._guide is None and is_steered(codec, self.shape):
+                self._guide = query_guide(self.model)
+            data = encode_block(codec, self.shape, self._exact[row], first, self._guide)
             held = (codec, list(decode_block(codec, self.shape, bytearray(data), first)))
             self._restored[row] = held
         return held[1]

@@ -18,6 +18,7 @@ from torch import Tensor
 from kvtool.engine.storage.codecs import CODECS
 from kvtool.engine.storage.layout import DTYPES, ITEM_BYTES, BlockShape, LayerGroup, Part
 from kvtool.engine.storage.planes import compress, decompress
+from kvtool.engine.storage.rounding import Guide
 from kvtool.errors import KvtoolError
 
 Block = Sequence[tuple[Tensor, Tensor]]
@@ -39,10 +40,11 @@ class Codec(Protocol):
     in the arena's dtype and out of its statistics, the cheapest accuracy there is.
 
     compressed: a block's bytes are compressed as a whole at the end, so that their number is known only
-    then.
+    then. steered: its rounding follows a guide where there is one (storage/rounding.py).
     """
 
     compressed: ClassVar[bool]
+    steered: ClassVar[bool]
 
     def __hash__(self) -> int:
         """By config."""
@@ -61,8 +63,13 @@ class Codec(Protocol):
         """The arrays that `encode` returns for `tokens` tokens of an arena of `dtype` (safetensors name)."""
         ...
 
-    def encode(self, keys: Tensor, values: Tensor, first: bool) -> dict[str, Tensor]:
-        """keys, values: [layers, tokens, kv_heads, dim], finite. Deterministic to the bit."""
+    def encode(
+        self, keys: Tensor, values: Tensor, first: bool, feedback: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """keys, values: [layers, tokens, kv_heads, dim], finite. Deterministic to the bit.
+
+        feedback: a guide's for these layers, if the codec is steered.
+        """
         ...
 
     def decode(
@@ -152,6 +159,11 @@ def is_exact(codec: BlockCodec, shape: BlockShape) -> bool:
     return codec.name in ("raw", "lossless") or (codec.name == "half" and shape.dtype != "float32")
 
 
+def is_steered(codec: BlockCodec, shape: BlockShape) -> bool:
+    """Whether a guide changes what is stored."""
+    return any(stack.codec.steered for stack in stacks(codec, shape))
+
+
 def block_parts(codec: BlockCodec, shape: BlockShape, first: bool) -> list[Part]:
     """All arrays of one encoded block in stored order, before compression."""
     parts = []
@@ -178,17 +190,22 @@ def bits_per_element(codec: BlockCodec, shape: BlockShape, first: bool = False) 
     return 8 * block_bytes(codec, shape, first) / shape.elements
 
 
-def encode_block(codec: BlockCodec, shape: BlockShape, block: Block, first: bool) -> bytes:
+def encode_block(
+    codec: BlockCodec, shape: BlockShape, block: Block, first: bool, guide: Guide | None = None
+) -> bytes:
     """One block as it stands in a shard. Infinities and NaNs are refused: they would poison a cache."""
-    made = encode_blocks(codec, shape, [(keys[None], values[None]) for keys, values in block], first)
+    made = encode_blocks(codec, shape, [(keys[None], values[None]) for keys, values in block], first, guide)
     data: bytes = made[0].cpu().numpy().tobytes()
     return compress(data, ITEM_BYTES[DTYPES[shape.dtype]]) if codec.compressed else data
 
 
-def encode_blocks(codec: BlockCodec, shape: BlockShape, blocks: Block, first: bool) -> Tensor:
+def encode_blocks(
+    codec: BlockCodec, shape: BlockShape, blocks: Block, first: bool, guide: Guide | None = None
+) -> Tensor:
     """n blocks, by layer keys and values [n, block_size, kv_heads, dim] -> uint8 [n, bytes] on their device.
 
-    `first`: of all of them. What is to be compressed is not yet.
+    `first`: of all of them. What is to be compressed is not yet. guide: steers the rounding of few bits; any
+    guide, or none, makes blocks that read the same way.
     """
     tensors: dict[str, Tensor] = {}
     for stack in stacks(codec, shape):
@@ -200,7 +217,10 @@ def encode_blocks(codec: BlockCodec, shape: BlockShape, blocks: Block, first: bo
                 raise KvtoolError(
                     f"the model's {noun} are not finite in {shape.dtype}", "use --dtype float32 or bfloat16"
                 )
-        for name, tensor in stack.codec.encode(keys, values, first).items():
+        feedback = None
+        if guide is not None and stack.codec.steered:
+            feedback = guide.feedback(stack.layers).repeat(len(keys) // len(stack.layers), 1, 1, 1)
+        for name, tensor in stack.codec.encode(keys, values, first, feedback).items():
             tensors[name + stack.suffix] = tensor
     parts = block_parts(codec, shape, first)
     assert len(tensors) == len(parts)

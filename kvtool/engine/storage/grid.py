@@ -20,6 +20,9 @@ FARTHEST = 127
 LARGEST_STEP = 0xF7
 """The code below fp16's infinity: 61,440."""
 
+SMALLEST_STEP = 2.0**-17
+"""Of code 1. Code 0 is no step: a group of zeros."""
+
 
 @dataclass(frozen=True, slots=True)
 class Grid:
@@ -62,7 +65,7 @@ def decode(grid: Grid) -> Tensor:
     numbers = grid.codes.float()
     if grid.offsets is not None:
         numbers += grid.offsets
-    return numbers.mul_(_wide(grid.steps))
+    return numbers.mul_(step_sizes(grid.steps))
 
 
 def _steps(exact: Tensor) -> Tensor:
@@ -76,11 +79,11 @@ def _steps(exact: Tensor) -> Tensor:
     return codes.to(torch.uint8)
 
 
-def _wide(codes: Tensor) -> Tensor:
+def step_sizes(codes: Tensor) -> Tensor:
+    """Steps that `codes` stand for, float32."""
     return (codes.to(torch.int16) << 7).view(torch.float16).float()
 
 
 def _divisor(codes: Tensor) -> Tensor:
     """Steps to divide by: a group of zeros has none, and any will do."""
-    wide = _wide(codes)
-    return torch.where(wide == 0, torch.ones_like(wide), wide)
+    return step_sizes(codes).clamp_min(SMALLEST_STEP)

@@ -1,13 +1,14 @@
-"""Codes of 2, 3, 4 or 8 bits in bytes: slices of a row lie above each other, so unpacking is shifts alone.
+"""Codes of 2 to 6 or 8 bits in bytes: slices of a row lie above each other, so unpacking is shifts alone.
 
-Four bits: the low nibbles are a row's first half, the high ones its second. Two bits: four quarters. Three
-bits: two planes, the low two bits of all codes and then their third. A row is padded to whole bytes.
+Four bits: the low nibbles are a row's first half, the high ones its second. Two bits: four quarters. Three,
+five and six bits: two planes, the low two or four bits of all codes and then the others. A row is padded to
+whole bytes.
 """
 
 import torch
 from torch import Tensor
 
-PLANES = {2: (2,), 3: (2, 1), 4: (4,), 8: (8,)}
+PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 """Bits of a code -> the planes it is cut into, low bits first; each divides eight."""
 
 

@@ -15,6 +15,7 @@ from kvtool.engine.storage import grid
 from kvtool.engine.storage.layout import LayerGroup, Part
 from kvtool.engine.storage.packing import pack, packed_width, unpack
 from kvtool.engine.storage.rotation import rotate
+from kvtool.engine.storage.rounding import steered
 
 TOKENS, CHANNELS = 1, 3
 """Axes of [layers, tokens, heads, dim] that a group may run along."""
@@ -45,11 +46,13 @@ class Coding:
 class Quantized:
     """Parts: `keys` [layers, tokens, heads, packed dim] and their grids `key_steps`, `key_offsets`; values
     likewise. Tokens are counted without the sink, which in the first block of a prompt stands apart in the
-    arena's dtype: `sink_keys`, `sink_values` [layers, heads, dim].
+    arena's dtype: `sink_keys`, `sink_values` [layers, heads, dim]. Keys of steered codecs are rotated and
+    grouped along TOKENS.
     """
 
     name: ClassVar[str]
     compressed: ClassVar[bool] = False
+    steered: ClassVar[bool] = False
     keys: ClassVar[Coding]
     values: ClassVar[Coding]
 
@@ -72,8 +75,10 @@ class Quantized:
                 found.append(Part(f"sink_{noun}s", dtype, (group.layers, group.kv_heads, dim)))
         return found
 
-    def encode(self, keys: Tensor, values: Tensor, first: bool) -> dict[str, Tensor]:
-        """Round to the nearest point of each group's grid."""
+    def encode(
+        self, keys: Tensor, values: Tensor, first: bool, feedback: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Round to the nearest point of each group's grid; keys by `feedback`, where there is one."""
         parts: dict[str, Tensor] = {}
         for noun, coding, numbers in (("key", self.keys, keys), ("value", self.values, values)):
             if first:
@@ -82,7 +87,10 @@ class Quantized:
             wide = numbers.float()
             wide = _in_groups(rotate(wide) if coding.rotated else wide, coding)
             made = grid.encode(wide, coding.along + 1, coding.bits, coding.symmetric)
-            codes = _ungrouped(made.codes, coding, numbers.shape)
+            codes = made.codes
+            if noun == "key" and feedback is not None:
+                codes = steered(wide, made, coding.bits, feedback)
+            codes = _ungrouped(codes, coding, numbers.shape)
             parts[f"{noun}s"] = codes if coding.symmetric else pack(codes, coding.bits)
             parts[f"{noun}_steps"] = made.steps.squeeze(coding.along + 1)
             if made.offsets is not None:

@@ -30,6 +30,8 @@ from kvtool.engine.storage.codec import (
 from kvtool.engine.storage.codecs import CODECS
 from kvtool.engine.storage.codecs.half import Half
 from kvtool.engine.storage.codecs.int4 import Int4
+from kvtool.engine.storage.codecs.int5 import Int5
+from kvtool.engine.storage.codecs.int6 import Int6
 from kvtool.engine.storage.codecs.int8 import Int8
 from kvtool.engine.storage.codecs.k3v2 import K3V2
 from kvtool.engine.storage.codecs.k8v4 import K8V4
@@ -42,7 +44,8 @@ LAYERS = [(2, 6, 6), (2, 6, 6), (1, 4, 2)]
 """Two shapes of layers, so that groups and unequal key and value widths are in the golden files."""
 
 EXACT = {"raw", "lossless"}
-LARGEST = {"raw": 0.0, "lossless": 0.0, "half": 0.0, "int8": 0.1, "k8v4": 1.0, "int4": 1.0, "k3v2": 4.0}
+LARGEST = {"raw": 0.0, "lossless": 0.0, "half": 0.0, "int8": 0.1}
+LARGEST |= {"int6": 0.3, "k8v4": 1.0, "int5": 0.5, "int4": 1.0, "k3v2": 4.0}
 """Largest error on the made-up block, whose numbers are multiples of 1/16 within 8."""
 
 
@@ -116,9 +119,10 @@ def test_bits_per_element_are_exact() -> None:
     assert bits_per_element(Int8(), embedded) == 8 + (8 / 32 + 8 / 32) / 2 == 8.25
     assert bits_per_element(K8V4(), embedded) == (8 + 8 / 32 + 4 + 16 / 32) / 2 == 6.375
     assert bits_per_element(Int4(), embedded) == 4 + (16 / 32 + 16 / 32) / 2 == 4.5
+    assert bits_per_element(Int5(), embedded) == 5.5 and bits_per_element(Int6(), embedded) == 6.5
     assert bits_per_element(K3V2(), embedded) == (3 + 16 / 32 + 2 + 16 / 32) / 2 == 3
-    found = [bits_per_element(codec(), wide) for codec in (Int8, K8V4, Int4, K3V2)]
-    assert found == [8.1875, 6.25, 4.375, 2.875]
+    found = [bits_per_element(codec(), wide) for codec in (Int8, Int6, K8V4, Int5, Int4, K3V2)]
+    assert found == [8.1875, 6.375, 6.25, 5.375, 4.375, 2.875]
     # The sink takes 16 bits in place of a token's codes, and has no grids of its own.
     assert bits_per_element(Int8(), embedded, first=True) == 8.25 + (16 - 8 - 8 / 32 / 2) / 32
     assert bits_per_element(Int4(), embedded, first=True) == 4.5 + (16 - 4 - 16 / 32 / 2) / 32
@@ -210,7 +214,7 @@ def test_int8_restores_to_within_half_a_step(keys: np.ndarray, values: np.ndarra
 @given(
     array=hnp.arrays(np.float32, (1, 8, 1, 8), elements=finite),
     first=st.booleans(),
-    codec=st.sampled_from([K8V4(), Int4(), K3V2()]),
+    codec=st.sampled_from([Int6(), K8V4(), Int5(), Int4(), K3V2()]),
 )
 def test_rotated_codecs_restore_to_within_half_a_step_of_the_rotated_range(
     array: np.ndarray, first: bool, codec: Codec

@@ -39,11 +39,11 @@ def test_attention_over_rotated_blocks_is_attention() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(bits=st.sampled_from([2, 3, 4, 8]), dim=st.integers(1, 70), seed=st.integers(0, 1000))
+@given(bits=st.sampled_from([2, 3, 4, 5, 6, 8]), dim=st.integers(1, 70), seed=st.integers(0, 1000))
 def test_packed_codes_come_back(bits: int, dim: int, seed: int) -> None:
     codes = np.random.default_rng(seed).integers(0, 2**bits, (2, 3, dim)).astype(np.uint8)
     packed = pack(torch.tensor(codes), bits)
-    planes = {2: [2], 3: [2, 1], 4: [4], 8: [8]}[bits]
+    planes = {2: [2], 3: [2, 1], 4: [4], 5: [4, 1], 6: [4, 2], 8: [8]}[bits]
     assert packed.shape == (2, 3, sum(math.ceil(dim * plane / 8) for plane in planes))
     assert packed.shape[-1] == packed_width(dim, bits)
     assert np.array_equal(unpack(packed, dim, bits).numpy(), codes)
@@ -51,6 +51,7 @@ def test_packed_codes_come_back(bits: int, dim: int, seed: int) -> None:
 
 def test_where_a_code_stands() -> None:
     assert pack(torch.tensor([1, 2, 3, 4], dtype=torch.uint8), 4).tolist() == [0x31, 0x42]
+    assert pack(torch.tensor([0x1F, 0x20], dtype=torch.uint8), 6).tolist() == [0x0F, 0b10_01]
     assert pack(torch.arange(5, dtype=torch.uint8), 3).tolist() == [0b00_00_10_00, 0b11_01, 0b1_0000]
 
 

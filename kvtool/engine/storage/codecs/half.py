@@ -20,6 +20,7 @@ class Half:
 
     name: ClassVar[str] = "half"
     compressed: ClassVar[bool] = False
+    steered: ClassVar[bool] = False
 
     def config(self) -> dict[str, Any]:
         """No settings."""
@@ -33,7 +34,9 @@ class Half:
             Part("values", kind, (group.layers, tokens, group.kv_heads, group.value_dim)),
         ]
 
-    def encode(self, keys: Tensor, values: Tensor, first: bool) -> dict[str, Tensor]:
+    def encode(
+        self, keys: Tensor, values: Tensor, first: bool, feedback: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """float32 to the nearest fp16; KvtoolError beyond its range."""
         return {"keys": _halved(keys), "values": _halved(values)}
 

@@ -15,6 +15,7 @@ class Int4(Quantized):
     """4.5 bits per element at head_dim 64, 4.38 at 128."""
 
     name: ClassVar[str] = "int4"
+    steered: ClassVar[bool] = True
     keys: ClassVar[Coding] = Coding(bits=4, along=TOKENS, rotated=True)
     values: ClassVar[Coding] = Coding(bits=4, along=CHANNELS, rotated=True)
 

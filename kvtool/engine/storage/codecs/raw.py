@@ -16,6 +16,7 @@ class Raw:
 
     name: ClassVar[str] = "raw"
     compressed: ClassVar[bool] = False
+    steered: ClassVar[bool] = False
 
     def config(self) -> dict[str, Any]:
         """No settings."""
@@ -28,7 +29,9 @@ class Raw:
             Part("values", dtype, (group.layers, tokens, group.kv_heads, group.value_dim)),
         ]
 
-    def encode(self, keys: Tensor, values: Tensor, first: bool) -> dict[str, Tensor]:
+    def encode(
+        self, keys: Tensor, values: Tensor, first: bool, feedback: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """The tensors themselves."""
         return {"keys": keys, "values": values}
 
