@@ -198,7 +198,7 @@ def _by_prefix(bank: Any, blocks: Any, load: Any, tokens: Any, least: Any, bound
     limit = bound * (load.sum() + tokens) / load.size
     for replica in range(load.size):
         found = 0
-        if load[replica] + tokens <= limit:
+        if load[replica] <= limit:
             found = match(_replica(bank, replica), blocks)
             if found < least:
                 found = 0

@@ -89,6 +89,18 @@ def test_prefix_routing_yields_to_load():
     assert np.bincount(free.replica, minlength=2).tolist() == [40, 0]
 
 
+def test_prefix_routing_keeps_what_is_there_while_the_load_is_even():
+    """A replica takes one more as long as it has not had more than its share."""
+    rows = [[0, 1, 2], [10, 11, 12], [10, 11, 12], [0, 1, 2]]
+    requests = [
+        Request(id="", source=Source("t", row), block_ids=BlockIds(np.array(ids), 4, 12))
+        for row, ids in enumerate(rows)
+    ]
+    routed = found(build_workload(requests, None), "prefix", replicas=2)
+    assert routed.replica.tolist() == [0, 1, 1, 0]
+    assert routed.matched.tolist() == [0, 0, 3, 3]
+
+
 def test_a_replica_that_joins_takes_keys_and_moves_none_between_the_others(dialogues):
     three, four = found(dialogues, "hash", replicas=3).replica, found(dialogues, "hash", replicas=4).replica
     assert ((four == three) | (four == 3)).all()

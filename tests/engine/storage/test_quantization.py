@@ -55,7 +55,7 @@ def test_where_a_code_stands() -> None:
     assert pack(torch.arange(5, dtype=torch.uint8), 3).tolist() == [0b00_00_10_00, 0b11_01, 0b1_0000]
 
 
-finite = st.floats(-5e4, 5e4, width=32)
+finite = st.floats(-5e4, 5e4, width=32, allow_subnormal=False)  # a part of the smallest of them is nothing
 
 
 def slow_steps(exact: float) -> float:
