@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvtool.cache.policies import POLICIES
-from kvtool.engine.serving.config import ServeConfig
+from kvtool.engine.serving.config import DEVICE_CODECS, ServeConfig
 from kvtool.engine.storage.codecs import CODECS
 from kvtool.options import Size
 
@@ -61,11 +61,16 @@ if TYPE_CHECKING:
     "--disk-memory", type=Size(), default=ServeConfig.disk_memory, help="Most bytes in --disk [8GiB]."
 )
 @click.option(
+    "--device-codec",
+    type=click.Choice(DEVICE_CODECS),
+    default=ServeConfig.device_codec,
+    show_default=True,
+    help="How the device keeps full blocks: rounded, two to three times as many fit. See the reference.",
+)
+@click.option(
     "--tier-codec",
     type=click.Choice(CODECS.names()),
-    default=ServeConfig.tier_codec,
-    show_default=True,
-    help="How host memory and --disk keep blocks: rounded, more of them fit and answers change a little.",
+    help="The same in host memory and --disk [as on the device].",
 )
 @click.option(
     "--policy",

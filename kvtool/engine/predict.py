@@ -43,7 +43,7 @@ def predict(
     """
     size = int(stats["block_size"])
     tiers = {name: int(tier["capacity"]) for name, tier in stats["tiers"].items()}
-    encodes = stats.get("tier_codec", "raw") != "raw"
+    encodes = stats.get("tier_codec", "raw") != stats.get("device_codec", "raw")
     pool = TieredPool(policy, tiers["device"], tiers.get("host", 0), tiers.get("disk", 0), encodes)
     root = BlockHash(bytes.fromhex(stats["root"]))
     index = BlockIndex(pool, size, 1 << 62, lambda block, _: 0 if block.hex() in stored else -1)

@@ -3,15 +3,19 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+DEVICE_CODECS = ("raw", "int8", "k8v4", "int4")
+"""How blocks on the device can be kept: what attention reads."""
+
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """Sizes in bytes; None sizes are chosen from the machine and the model (see `engine.plan_tiers`).
+    """Sizes in bytes; None sizes are chosen from the machine and the model (see `capacity.plan_tiers`).
 
     model: `embedded` or a directory; None takes the shards' own. device_blocks goes before device_memory.
     host_memory: None is half of the device's. disk_memory caps the write-back area in `disk`.
     signing_key: the shards must be signed with the key in this file.
-    tier_codec: how host and disk tiers keep blocks that were computed here. kv_events: ZeroMQ endpoint.
+    device_codec: how the device keeps full blocks. tier_codec: how host and disk keep them; None: as the
+    device. kv_events: ZeroMQ endpoint.
     max_queue: requests that may wait beside the running ones. drain: seconds that shutdown waits.
     """
 
@@ -29,7 +33,8 @@ class ServeConfig:
     host_memory: int | None = None
     disk: Path | None = None
     disk_memory: int = 8 << 30
-    tier_codec: str = "raw"
+    device_codec: str = "raw"
+    tier_codec: str | None = None
     kv_events: str | None = None
     policy: str = "lru"
     normalizer: Path | None = None
@@ -40,3 +45,8 @@ class ServeConfig:
     body_limit: int = 16 << 20
     drain: float = 30.0
     log_format: str = "text"
+
+    @property
+    def codec_below(self) -> str:
+        """How host and disk tiers keep blocks."""
+        return self.tier_codec or self.device_codec

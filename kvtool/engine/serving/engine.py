@@ -1,8 +1,6 @@
 """From a configuration to an engine that is ready: model, shards, tiers, scheduler."""
 
 import logging
-import os
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,10 +11,11 @@ from kvtool.cache.index import BlockIndex
 from kvtool.cache.policies import POLICIES, fitted
 from kvtool.cache.policy import Policy
 from kvtool.cache.tiers import Tier, TieredPool
-from kvtool.engine.compute.arena import Arena, block_bytes
+from kvtool.engine.compute.arena import Arena
 from kvtool.engine.compute.load import load_model
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.runner import Runner
+from kvtool.engine.serving.capacity import Tiers, make_arena, plan_tiers
 from kvtool.engine.serving.config import ServeConfig
 from kvtool.engine.serving.events import KvEvents, Publisher
 from kvtool.engine.serving.public import PublicPrefixes
@@ -24,7 +23,7 @@ from kvtool.engine.serving.runtime import Observer, Runtime
 from kvtool.engine.serving.scheduler import Limits, Scheduler
 from kvtool.engine.serving.steps import AtOnce, Queued
 from kvtool.engine.storage.codec import BlockCodec, load_codec
-from kvtool.engine.storage.host import EncodedHost, HostBlocks, PlainHost, slot_bytes
+from kvtool.engine.storage.host import EncodedHost, HostBlocks, PlainHost
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.layout import BlockShape
 from kvtool.engine.storage.outlook import read_outlook
@@ -33,34 +32,17 @@ from kvtool.engine.storage.reuse import REUSE, read_reuse
 from kvtool.engine.storage.shards import ShardSet, open_shards
 from kvtool.engine.storage.signature import load_key
 from kvtool.engine.storage.store import BlockStore
-from kvtool.engine.storage.writeback import WriteBack, record_bytes
+from kvtool.engine.storage.writeback import WriteBack
 from kvtool.errors import KvtoolError
 from kvtool.prompts.normalizer import Normalizer
 
 log = logging.getLogger("kvtool.serve")
-
-CPU_MEMORY = 2 << 30
-"""Device blocks take this much on a CPU by default, or a quarter of the machine's memory if that is less."""
-
-CUDA_SHARE = 0.8
-"""Share of a GPU's free memory that device blocks take by default."""
 
 EXACT = {"codec": "raw"}
 """The codec that loses nothing."""
 
 BACKED_UP_AT_ONCE = 4
 """Blocks copied to the write-back area between two looks at the queue."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tiers:
-    """Capacities in blocks. block_bytes: of one on the device; slot_bytes: most of one in host and disk."""
-
-    device: int
-    host: int
-    disk: int
-    block_bytes: int
-    slot_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +102,17 @@ def build_engine(config: ServeConfig, observer: Observer) -> Engine:
         shards.prove(load_key(config.signing_key))
     policy = load_policy(config, block_size)
     identity = Identity.of_model(model, block_size)
-    codec = load_codec({"codec": config.tier_codec})
-    tiers = plan_tiers(config, model, block_size, slot_bytes(codec, identity.shape))
-    device = Arena(model, tiers.device, block_size)
+    codec = load_codec({"codec": config.codec_below})
+    tiers = plan_tiers(config, model, identity.shape, codec)
+    device = make_arena(config, model, identity.shape, tiers)
     area = None
     if config.disk is not None:
         folder = config.disk / identity.root().hex()
-        area = WriteBack(folder, tiers.disk, block_size, tiers.slot_bytes, config.tier_codec)
+        area = WriteBack(folder, tiers.disk, block_size, tiers.slot_bytes, config.codec_below)
     host = host_blocks(model, device, tiers, identity.shape, codec)
     store = BlockStore(device, identity.shape, codec, host, area, shards)
-    pool = TieredPool(policy, tiers.device, tiers.host, tiers.disk, encodes=codec.config() != EXACT)
+    encodes = config.codec_below != config.device_codec
+    pool = TieredPool(policy, tiers.device, tiers.host, tiers.disk, encodes)
     if shards is not None and codec.config() != EXACT:
         rows = shards.rows
         pool.liftable = lambda row: rows[row].bytes <= tiers.slot_bytes
@@ -199,26 +182,6 @@ def load_policy(config: ServeConfig, block_size: int) -> Policy:
     return fitted.by_table(model.table, block_size)
 
 
-def plan_tiers(config: ServeConfig, model: Model, block_size: int, slot: int) -> Tiers:
-    """Capacities; a block takes `slot` bytes below the device. KvtoolError when a size is less than one."""
-    block = block_bytes(model, block_size)
-    device = config.device_blocks or (config.device_memory or _default_memory(model)) // block
-    if device < 2:
-        raise KvtoolError(
-            f"--device-memory: a block of {model.name} takes {block:,} bytes and two must fit",
-            "raise --device-memory or --device-blocks",
-        )
-    host = (device * block // 2 if config.host_memory is None else config.host_memory) // slot
-    disk = 0
-    if config.disk is not None:
-        config.disk.mkdir(parents=True, exist_ok=True)
-        record = record_bytes(block_size, slot)
-        disk = min(config.disk_memory, shutil.disk_usage(config.disk).free) // record
-        if disk < 1:
-            raise KvtoolError(f"--disk {config.disk}: no room for a block of {record:,} bytes")
-    return Tiers(device, host, disk, block, slot)
-
-
 def host_blocks(
     model: Model, device: Arena, tiers: Tiers, shape: BlockShape, codec: BlockCodec
 ) -> HostBlocks | None:
@@ -276,13 +239,3 @@ def _agree(shards: ShardSet, model: Model, config: ServeConfig) -> int:
             "run prewarm again with this model, or serve the one the shards were made with",
         )
     return size
-
-
-def _default_memory(model: Model) -> int:
-    if model.device.type == "cuda":
-        import torch
-
-        free, _ = torch.cuda.mem_get_info(model.device)
-        return int(free * CUDA_SHARE)
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(CPU_MEMORY, total // 4)

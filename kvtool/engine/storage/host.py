@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from kvtool.engine.compute.arena import Arena
-from kvtool.engine.storage.codec import block_bytes, encode_block
+from kvtool.engine.storage.codec import encode_block
 from kvtool.engine.storage.coded import Encoded, encode_from, place_blocks
 from kvtool.engine.storage.layout import BlockShape
 
@@ -91,8 +91,3 @@ class EncodedHost:
     def encoded(self, slot: int, first: bool) -> Encoded:
         """The bytes that it has."""
         return self._blocks[slot]
-
-
-def slot_bytes(codec: "BlockCodec", shape: BlockShape) -> int:
-    """Most bytes that a block takes: one that begins a prompt keeps its sink apart."""
-    return max(block_bytes(codec, shape, first) for first in (False, True))

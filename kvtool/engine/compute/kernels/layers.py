@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvtool.engine.storage.grid import step_sizes
 from kvtool.engine.storage.quantized import GROUP
 
 
@@ -106,22 +107,17 @@ def dequantize(blocks: QuantizedBlocks, slot: int) -> tuple[Tensor, Tensor]:
     run = codes.shape[0] // blocks.key_steps.shape[1]
     if blocks.key_offsets is not None:
         codes = codes + blocks.key_offsets[slot].repeat_interleave(run, 0)
-    keys = codes * wide(blocks.key_steps[slot]).repeat_interleave(run, 0)
+    keys = codes * step_sizes(blocks.key_steps[slot]).repeat_interleave(run, 0)
     codes = codes_of(blocks.value_codes[slot], blocks.value_bits)
     half = codes.shape[-1] // 2
     if blocks.value_offsets is not None:
         codes = codes + blocks.value_offsets[slot].repeat_interleave(half, -1)
-    values = codes * wide(blocks.value_steps[slot]).repeat_interleave(half, -1)
+    values = codes * step_sizes(blocks.value_steps[slot]).repeat_interleave(half, -1)
     if blocks.key_bits == 4:
         keys = keys @ rotation(keys.shape[-1], keys.device)
     if blocks.value_bits == 4:
         values = values @ rotation(values.shape[-1], values.device)
     return keys, values
-
-
-def wide(steps: Tensor) -> Tensor:
-    """Steps as float32."""
-    return (steps.to(torch.int16) << 7).view(torch.float16).float()
 
 
 def codes_of(codes: Tensor, bits: int) -> Tensor:

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from kvtool.engine.compute.kernels.layers import QuantizedBlocks, dequantize, empty_blocks, wide
+from kvtool.engine.compute.kernels.layers import QuantizedBlocks, dequantize, empty_blocks
 from kvtool.engine.compute.kernels.squeeze import expand, expand_reference, squeeze, squeeze_reference
+from kvtool.engine.storage.grid import step_sizes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LAYERS, SLOTS, HEADS = 2, 5, 2
@@ -64,7 +65,7 @@ def test_codes_and_grids_are_the_codecs(
                 assert (got - want).norm() <= 0.02 * want.norm()
             if bits == (8, 8):
                 got, _ = dequantize(ours.layer(layer), target)
-                half = wide(ours.key_steps[layer, target]).repeat_interleave(min(block, 32), 0) / 2
+                half = step_sizes(ours.key_steps[layer, target]).repeat_interleave(min(block, 32), 0) / 2
                 assert ((got - keys[layer, source].float()).abs() <= half * 1.0001).all()
 
 
