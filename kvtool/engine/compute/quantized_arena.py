@@ -18,6 +18,7 @@ from kvtool.engine.compute.arena import Arena, Block, Blocks
 from kvtool.engine.compute.kernels.layers import LayerBlocks, QuantizedBlocks, empty_blocks
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.reads import Keys, Span
+from kvtool.engine.compute.upload import upload
 from kvtool.engine.storage.layout import LayerGroup
 from kvtool.engine.storage.quantized import Quantized
 
@@ -165,8 +166,8 @@ class QuantizedArena(Arena):
         slots = [slot for slot in slots if slot in self._raw]
         if not slots:
             return
-        sources = torch.tensor([self._raw[slot] for slot in slots], device=self.device)
-        targets = torch.tensor(slots, device=self.device)
+        sources = upload(torch.tensor([self._raw[slot] for slot in slots]), self.device)
+        targets = upload(torch.tensor(slots), self.device)
         for (keys, values), blocks in zip(self.stacks, self.quantized, strict=True):
             if self.kernels:
                 from kvtool.engine.compute.kernels.squeeze import squeeze
