@@ -12,6 +12,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from kvtool.engine.compute.arrivals import Arrivals
+from kvtool.engine.compute.device import upload
 from kvtool.engine.compute.kernels.layers import LayerBlocks
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.reads import Keys, Span
@@ -48,6 +50,8 @@ class Arena:
             self.values.extend(values.unbind(0))
         self.block_bytes = block_bytes(model, block_size)
         """Bytes of a block, keys and values of all layers."""
+        self.arrivals = Arrivals()
+        """Blocks that a copy stream is bringing."""
         self._scratch = [torch.empty(0, dtype=self.dtype, device=self.device) for _ in range(2)]
 
     def begin(self, spans: list[Span]) -> list[Span]:
@@ -60,6 +64,7 @@ class Arena:
 
     def read_blocks(self, slots: Sequence[int]) -> Blocks:
         """Copies of the blocks in `slots`, on the arena's device."""
+        self.arrivals.wait(slots)
         index = torch.as_tensor(slots, device=self.device)
         return [
             (key.index_select(0, index), value.index_select(0, index))
@@ -68,41 +73,42 @@ class Arena:
 
     def write_blocks(self, slots: Sequence[int], blocks: Blocks) -> None:
         """Fill `slots` from tensors of any device; their dtype must be the arena's."""
+        self.arrivals.wait(slots)
         index = torch.as_tensor(slots, device=self.device)
         for key, value, (new_key, new_value) in zip(self.keys, self.values, blocks, strict=True):
             key.index_copy_(0, index, new_key.to(self.device))
             value.index_copy_(0, index, new_value.to(self.device))
 
     def pack(self, slots: Sequence[int]) -> Tensor:
-        """Copies of the blocks in `slots`, each in one piece: [n, elements], keys and values by layer."""
-        index = torch.as_tensor(slots, device=self.device)
-        elements = self.block_bytes // self.dtype.itemsize
-        packed = torch.empty((len(slots), elements), dtype=self.dtype, device=self.device)
-        at = 0
-        for pair in zip(self.keys, self.values, strict=True):
-            for tensor in pair:
-                size = tensor[0].numel()
-                packed[:, at : at + size] = tensor.index_select(0, index).flatten(1)
-                at += size
-        return packed
+        """Copies of the blocks in `slots`, each in one piece, as the codec `raw` stores it: [n, elements]."""
+        self.arrivals.wait(slots)
+        index = upload(torch.as_tensor(slots), self.device)
+        parts = [
+            tensor.index_select(1, index).transpose(0, 1).flatten(1)
+            for pair in self.stacks
+            for tensor in pair
+        ]
+        return torch.cat(parts, 1)
 
-    def unpack(self, slots: Sequence[int], packed: Tensor) -> None:
-        """Fill `slots` with what `pack` made, on the same device."""
-        index = torch.as_tensor(slots, device=self.device)
-        at = 0
-        for pair in zip(self.keys, self.values, strict=True):
-            for tensor in pair:
-                size = tensor[0].numel()
-                tensor.index_copy_(0, index, packed[:, at : at + size].view(-1, *tensor.shape[1:]))
-                at += size
+    def lift(
+        self, layer: int, memory: Tensor, sources: Tensor, starts: tuple[int, int], targets: Tensor
+    ) -> None:
+        """One layer of blocks from host memory into slots `targets`; see `kernels/lift.py`."""
+        if self.kernels:
+            from kvtool.engine.compute.kernels.lift import lift
+        else:
+            from kvtool.engine.compute.kernels.lift import lift_reference as lift
+        lift(memory, sources, starts, self.keys[layer], self.values[layer], targets)
 
     def read_block(self, slot: int) -> Block:
         """A copy of one block, on the arena's device."""
+        self.arrivals.wait([slot])
         pairs = zip(self.keys, self.values, strict=True)
         return [(key[slot].clone(), value[slot].clone()) for key, value in pairs]
 
     def write_block(self, slot: int, block: Block) -> None:
         """Fill one slot from tensors of any device and dtype."""
+        self.arrivals.wait([slot])
         for key, value, (new_key, new_value) in zip(self.keys, self.values, block, strict=True):
             key[slot].copy_(new_key)
             value[slot].copy_(new_value)

@@ -6,6 +6,7 @@ it is a `ReadPlan`, each read of which is computed by torch's flash kernel, whic
 log-sum-exp that merging needs, or by plain matrix products (soft caps, unequal head sizes).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from kvtool.engine.compute.arena import Arena
+from kvtool.engine.compute.arrivals import Arrival
 from kvtool.engine.compute.kernels.tables import Tiling
 from kvtool.engine.compute.reads import Part, ReadPlan
 
@@ -25,13 +27,14 @@ SCORES = 1 << 26
 @dataclass(frozen=True, slots=True)
 class PagedStep:
     """One packed forward: where its new tokens go (`writes` int64 [T]: slot * block_size + offset), what it
-    reads, and the window of each layer.
+    reads, the window of each layer, and the blocks that are still on their way.
     """
 
     arena: Arena
     writes: Tensor
     plan: ReadPlan | Tiling
     windows: tuple[int | None, ...]
+    arrivals: Sequence[Arrival] = ()
 
 
 def paged_attention(
@@ -52,6 +55,8 @@ def paged_attention(
     """
     assert kvtool is not None, "this model runs through Runner.step"
     layer = int(module.layer_idx)  # type: ignore[arg-type]
+    for arrival in kvtool.arrivals:
+        arrival.layers[layer].wait()
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     compute = _gathered if isinstance(kvtool.plan, ReadPlan) else _tiled
     out, sums = compute(kvtool, layer, query[0], key[0], value[0], scale, softcap)

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from kvtool.blocks import TokenIds
 from kvtool.engine.compute.arena import Arena
+from kvtool.engine.compute.arrivals import Arrival
 from kvtool.engine.compute.attention import PagedStep
+from kvtool.engine.compute.device import on, upload
 from kvtool.engine.compute.graphs import SIZES, DecodeBatch, DecodeGraphs, followed
 from kvtool.engine.compute.kernels.tables import TilePlan, Tiling, processors
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.reads import ReadPlan, Span
-from kvtool.engine.compute.upload import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,17 @@ class Runner:
         previous: int64 [n] on the device, the tokens that chunks may follow.
         """
         assert batch, "an empty step"
+        with on(self.arena.device):
+            return self._step(batch, previous)
+
+    def _step(self, batch: Sequence[Chunk], previous: Tensor | None) -> Tensor:
+        arrivals = self.arena.arrivals.of(slot for chunk in batch for slot in chunk.slots)
         spans, wanted = self._pack(batch)
         inputs = torch.from_numpy(self._inputs(batch, spans))
         assert inputs[1].max() < self.model.config.max_positions, "beyond the model's last position"
         if self._kernels and inputs.shape[1] == len(batch) == len(wanted) <= SIZES[-1]:
+            for arrival in arrivals:  # a graph's layers cannot wait one by one
+                arrival.layers[-1].wait()
             return self._graphs.run(DecodeBatch(inputs, [span.slots for span in spans], previous))
         device = self.arena.device
         plan: ReadPlan | Tiling
@@ -78,7 +86,7 @@ class Runner:
         if previous is not None:
             tokens = followed(tokens, follows, previous)
         rows = upload(torch.tensor(wanted, dtype=torch.long), device)
-        logits = self._forward(tokens, positions, writes, plan, rows)
+        logits = self._forward(tokens, positions, writes, plan, rows, arrivals)
         assert logits.shape[0] == len(wanted)
         return logits
 
@@ -92,6 +100,7 @@ class Runner:
         writes: Tensor,
         plan: ReadPlan | Tiling,
         wanted: Tensor | int,
+        arrivals: Sequence[Arrival] = (),
     ) -> Tensor:
         """Logits [wanted, vocab] of rows `wanted` int64 [wanted], or of all of them if it is 0."""
         with torch.inference_mode():
@@ -100,7 +109,7 @@ class Runner:
                 position_ids=positions[None],
                 use_cache=False,
                 logits_to_keep=wanted,
-                kvtool=PagedStep(self.arena, writes, plan, self._windows),
+                kvtool=PagedStep(self.arena, writes, plan, self._windows, arrivals),
             )
             logits: Tensor = output.logits[0].float()
         return logits

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from kvtool.analysis.learned import FEWEST_REQUESTS
 from kvtool.blocks import DEFAULT_BLOCK_SIZE, BlockHash, namespace
 from kvtool.cache.index import BlockIndex
@@ -146,7 +148,13 @@ def build_engine(config: ServeConfig, observer: Observer) -> Engine:
     if config.kv_events is not None:
         publisher = Publisher(config.kv_events)
         events.listen(publisher)
-    runtime = Runtime(scheduler, config.max_running + config.max_queue, back_up, events.poll, observer)
+
+    def begin() -> None:
+        if model.device.type == "cuda":  # kernels and events take the thread's current device
+            torch.cuda.set_device(model.device)
+
+    most = config.max_running + config.max_queue
+    runtime = Runtime(scheduler, most, back_up, events.poll, observer, begin)
     model_id = config.model or model.name
     return Engine(
         config,

@@ -58,14 +58,17 @@ class Runtime:
         idle: Callable[[], bool],
         after: Callable[[], None],
         observer: Observer,
+        begin: Callable[[], None] = lambda: None,
     ) -> None:
-        """`idle` does a little background work when there is nothing to run; False if there is none. `after`
-        is called after every step and what was done between two of them."""
+        """begin: called first, in the scheduler's thread. idle: does a little background work when there is
+        nothing to run; False if there is none. after: called after every step and what was done between two
+        of them."""
         self._scheduler = scheduler
         self._most = most_requests
         self._idle = idle
         self._after = after
         self._observer = observer
+        self._begin = begin
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Lock()
         self._inside = 0
@@ -159,6 +162,7 @@ class Runtime:
 
     def _run(self) -> None:
         try:
+            self._begin()
             while True:
                 self._serve_inbox()
                 if self._closing and not self._inside and self._inbox.empty():

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from kvtool.engine.compute.device import on
 from kvtool.engine.compute.runner import Chunk, Runner
 from kvtool.engine.compute.sampler import GREEDY, sample
 from kvtool.engine.serving.choosing import Plain
@@ -97,6 +98,10 @@ class Queued:
 
     def launch(self, chunks: Sequence[Chunk], asked: Sequence[Ask]) -> "Flying":
         """Returns as soon as everything is queued."""
+        with on(self._runner.arena.device):
+            return self._launch(chunks, asked)
+
+    def _launch(self, chunks: Sequence[Chunk], asked: Sequence[Ask]) -> "Flying":
         from kvtool.engine.compute.kernels.choose import choose
 
         logits = self._runner.step(chunks, self._last)
@@ -110,7 +115,7 @@ class Queued:
             tokens.copy_(self._last, non_blocking=True)
         done = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
         if done is not None:
-            done.record(torch.cuda.current_stream(logits.device))
+            done.record()
         return Flying(logits, asked, tokens, done)
 
 

@@ -1,20 +1,23 @@
 """The host tier beside a GPU: page-locked memory with whole blocks in one piece, copied beside the compute.
 
-In the arena a block lies in as many pieces as there are layers. Here it is one run, so that moving it is
-one copy of megabytes at the bus's full rate, and the cutting up is done by the device. All copies go over
-one stream of their own; the compute waits for them there and not in Python.
+A slot holds a block as the codec `raw` stores it. On its way down a block is packed on the device and copied
+in one piece, behind the compute, at the bus's full rate. On its way up it comes layer by layer, so that a
+prefill that reads it begins when the first layer is there (`compute/arrivals.py`).
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from kvtool.engine.compute.arena import Arena, Block
-from kvtool.engine.storage.codec import encode_block
+from kvtool.engine.compute.arena import Arena
+from kvtool.engine.compute.arrivals import Event
+from kvtool.engine.compute.device import upload
+from kvtool.engine.storage.codec import decode_block, encode_block
 from kvtool.engine.storage.coded import Encoded
+from kvtool.engine.storage.lanes import Lanes, LastUse, lanes_of
 from kvtool.engine.storage.layout import BlockShape
 
 if TYPE_CHECKING:
@@ -25,19 +28,27 @@ AT_ONCE = 64
 
 
 class PinnedHost:
-    """Slots of `block_elements` each in page-locked memory, or in plain memory for an arena on the CPU.
+    """Slots of a block each in page-locked memory, or in plain memory for an arena on the CPU.
 
-    `codec` keeps every bit; blocks go to disk through it.
+    codec: `raw`. lanes: the device's, but for tests of their order.
     """
 
-    def __init__(self, device: Arena, slots: int, shape: BlockShape, codec: "BlockCodec") -> None:
+    def __init__(
+        self,
+        device: Arena,
+        slots: int,
+        shape: BlockShape,
+        codec: "BlockCodec",
+        lanes: Lanes | None = None,
+    ) -> None:
         self._shape = shape
         self._codec = codec
-        self._on_gpu = device.device.type == "cuda"
-        self._memory = torch.empty(
-            (slots, device.block_bytes // device.dtype.itemsize), dtype=device.dtype, pin_memory=self._on_gpu
-        )
-        self._stream = torch.cuda.Stream(device.device) if self._on_gpu else None  # type: ignore[no-untyped-call]
+        elements = device.block_bytes // device.dtype.itemsize
+        pinned = device.device.type == "cuda"
+        self._memory = torch.empty((slots, elements), dtype=device.dtype, pin_memory=pinned)
+        self._lanes = lanes or lanes_of(device.device)
+        self._written = LastUse()
+        self._read = LastUse()
 
     def keep(
         self, device: Arena, sources: Sequence[int], slots: Sequence[int], firsts: Sequence[bool]
@@ -45,66 +56,67 @@ class PinnedHost:
         """The device's slots may be written again at once: they are packed before anything that follows."""
         for some, targets in _rounds(sources, slots):
             packed = device.pack(some)
-            with self._copying(packed):
+
+            def copy(packed: Tensor = packed, targets: Sequence[int] = targets) -> None:
                 for number, slot in enumerate(targets):
                     self._memory[slot].copy_(packed[number], non_blocking=True)
 
+            after = [self._lanes.mark(), *self._read.of(targets)]
+            self._written.note(targets, self._lanes.out.run(copy, after, [packed]))
+
     def put(self, slot: int, block: Encoded) -> None:
         """Decoded at once: it is read as it is."""
-        self._settle()
-        at = 0
-        for pair in block.decode(self._shape):
-            for tensor in pair:
-                self._memory[slot, at : at + tensor.numel()] = tensor.flatten()
-                at += tensor.numel()
+        self._settle(slot, self._written, self._read)
+        for here, there in zip(self._block(slot), block.decode(self._shape), strict=True):
+            for ours, theirs in zip(here, there, strict=True):
+                ours.copy_(theirs)
 
     def bring(self, device: Arena, slots: Sequence[int], targets: Sequence[int]) -> None:
-        """What the device does next finds the blocks in place."""
-        for some, places in _rounds(slots, targets):
-            packed = self._memory.new_empty((len(some), self._memory.shape[1]), device=device.device)
-            with self._copying(packed):
-                for number, slot in enumerate(some):
-                    packed[number].copy_(self._memory[slot], non_blocking=True)
-            if self._stream is not None:
-                torch.cuda.current_stream(device.device).wait_stream(self._stream)
-            device.unpack(places, packed)
+        """What the device does next with the blocks waits for them, layer by layer."""
+        after = [self._lanes.mark(), *self._written.of(slots)]
+        index: list[Tensor] = []
+        layers: list[Event] = []
+
+        def prepare() -> None:
+            both = torch.from_numpy(np.array([slots, targets], np.int64))
+            index.extend(upload(both, device.device))
+
+        self._lanes.back.run(prepare, after)
+        for number, starts in enumerate(self._starts()):
+
+            def lift(number: int = number, starts: tuple[int, int] = starts) -> None:
+                sources, places = index
+                device.lift(number, self._memory, sources, starts, places)
+
+            layers.append(self._lanes.back.run(lift))
+        self._read.note(slots, layers[-1])
+        device.arrivals.add(targets, layers)
 
     def encoded(self, slot: int, first: bool) -> Encoded:
         """Its elements, unchanged."""
-        self._settle()
+        self._settle(slot, self._written)
         return Encoded(self._codec, encode_block(self._codec, self._shape, self._block(slot), first), first)
 
-    def _block(self, slot: int) -> Block:
+    def _block(self, slot: int) -> list[tuple[Tensor, Tensor]]:
         """Views by layer."""
-        block: Block = []
+        data = memoryview(self._memory[slot].view(torch.uint8).numpy())  # type: ignore[arg-type]
+        return list(decode_block(self._codec, self._shape, data, False))
+
+    def _starts(self) -> Iterator[tuple[int, int]]:
+        """Where each layer's keys and values begin in a slot: keys of all layers of a shape, then values."""
         at = 0
-        size = self._shape.block_size
         for group in self._shape.groups:
-            for _ in range(group.layers):
-                pair = []
-                for width in (group.key_dim, group.value_dim):
-                    elements = size * group.kv_heads * width
-                    flat = self._memory[slot, at : at + elements]
-                    pair.append(flat.view(size, group.kv_heads, width))
-                    at += elements
-                block.append((pair[0], pair[1]))
-        return block
+            tokens = self._shape.block_size * group.kv_heads
+            values = at + group.layers * tokens * group.key_dim
+            for layer in range(group.layers):
+                yield at + layer * tokens * group.key_dim, values + layer * tokens * group.value_dim
+            at += group.elements(self._shape.block_size)
 
-    @contextmanager
-    def _copying(self, packed: Tensor) -> Iterator[None]:
-        """Copies to or from `packed`, after what the compute has queued so far, in the order of the calls."""
-        if self._stream is None:
-            yield
-            return
-        self._stream.wait_stream(torch.cuda.current_stream(packed.device))
-        with torch.cuda.stream(self._stream):
-            yield
-        packed.record_stream(self._stream)
-
-    def _settle(self) -> None:
-        """Before the CPU touches the memory."""
-        if self._stream is not None:
-            self._stream.synchronize()
+    def _settle(self, slot: int, *uses: LastUse) -> None:
+        """Before the CPU touches a slot."""
+        for use in uses:
+            for event in use.of([slot]):
+                event.synchronize()
 
 
 def _rounds(left: Sequence[int], right: Sequence[int]) -> Iterator[tuple[Sequence[int], Sequence[int]]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ class Logits:
 
     def __init__(self, logits: torch.Tensor) -> None:
         self.logits = logits
+        self.arena = SimpleNamespace(device=logits.device)
 
     def step(self, chunks: Any, previous: Any) -> torch.Tensor:
         return self.logits

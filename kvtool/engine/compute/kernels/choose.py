@@ -14,8 +14,8 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvtool.engine.compute.device import upload
 from kvtool.engine.compute.sampler import Sampling, truncate
-from kvtool.engine.compute.upload import upload
 
 STEP = 4096
 """Logits that a program looks at together."""

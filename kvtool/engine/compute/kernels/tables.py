@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kvtool.engine.compute.device import upload
 from kvtool.engine.compute.reads import Span
-from kvtool.engine.compute.upload import upload
 
 TILE_ROWS = 128
 """Rows (tokens x query heads of a group) of a prefill tile, for keys of up to WIDE_KEY bytes."""

@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kvtool.engine.compute.kernels import attend, choose, merge, squeeze, store
+from kvtool.engine.compute.kernels import attend, choose, lift, merge, squeeze, store
 
 Variant = tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]
 """Kernel, types of its arguments, constants, launch options."""
@@ -54,6 +54,12 @@ def others() -> Iterator[Variant]:
     types = {"LOGITS": "*fp32", "WARMTH": "*fp32", "FLOORS": "*fp32", "SEEDS": "*i64"}
     types |= {"INDEXES": "*i32", "CHOSEN": "*i64", "vocab": "i32"}
     yield choose._choose, types, {"STEP": choose.STEP}, {}
+    types = dict.fromkeys(("MEMORY", "KEYS", "VALUES"), "*bf16") | dict.fromkeys(
+        ("SOURCES", "TARGETS"), "*i64"
+    )
+    types |= dict.fromkeys(("count", "stride", "key_start", "value_start"), "i32")
+    sizes = {"KEY": 32768, "VALUE": 32768, "STEP": lift.STEP, "PROGRAMS": lift.PROGRAMS}
+    yield lift._lift, types, sizes, {"num_warps": 8}
 
 
 def moves(width: int, block: int, kind: str, bits: int) -> Iterator[Variant]:

@@ -27,14 +27,14 @@ def compile_kernels(*arguments: str) -> list[str]:
 
 def test_kernels_compile() -> None:
     lines = compile_kernels("quick", "90")
-    assert len(lines) == 10
-    names = {"_merge", "_store", "_squeeze", "_expand", "_choose", "_attend"}
+    assert len(lines) == 11
+    names = {"_merge", "_store", "_squeeze", "_expand", "_choose", "_lift", "_attend"}
     assert {line.split()[0] for line in lines} == names
 
 
 @pytest.mark.slow
 def test_all_variants_compile_and_fit() -> None:
     lines = compile_kernels("all", "89", "90")
-    assert len(lines) == 2 * 59
+    assert len(lines) == 2 * 60
     for line in lines:
         assert int(line.split()[-1]) <= SMALLEST, line

@@ -1,4 +1,6 @@
-"""Small tensors on their way to the device, without waiting for what it is computing."""
+"""How the host speaks to a device: without waiting for what it is computing, and to the one that it means."""
+
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -13,3 +15,8 @@ def upload(values: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Kernels and captures inside go to `device`: unlike torch's own operations they take the current one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
