@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from kvtool.engine.compute.arena import Arena, Block, Blocks
+from kvtool.engine.compute.device import upload
 from kvtool.engine.compute.kernels.layers import LayerBlocks, QuantizedBlocks, empty_blocks
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.reads import Keys, Span
-from kvtool.engine.compute.upload import upload
 from kvtool.engine.storage.layout import LayerGroup
 from kvtool.engine.storage.quantized import Quantized
 
