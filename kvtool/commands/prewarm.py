@@ -206,6 +206,11 @@ def run(config: Config) -> "Report":
         load_model(config.model, name, model.dtype_name, chat_template=config.chat_template) for name in more
     ]
     workload = load_workload(config, model, notes)
+    if not workload.ready_made and (largest := int(workload.words.max(initial=0))) >= model.config.vocab:
+        raise KvtoolError(
+            f"the log holds token id {largest:,}, {model.name} has {model.config.vocab:,} tokens",
+            "its ids are another tokenizer's: name the model that the log is of",
+        )
     identity = Identity.of_model(model, workload.block_size)
     protect = protected_roles(config)
     plain = config.codec  # auto: what no block of it exceeds, so that budgets hold
@@ -249,10 +254,10 @@ def run(config: Config) -> "Report":
                     plan,
                     model,
                     config.out,
-                    PrewarmConfig(plain, key=key),
+                    PrewarmConfig(plain, key=key, judge_stored=config.max_kl is not None),
                     done,
-                    lambda: choose(
-                        plan, model, config.codec, lambda: log_again(config), protect, max_kl(config)
+                    lambda stored: choose(
+                        plan, model, config.codec, lambda: log_again(config), protect, max_kl(config), stored
                     ),
                     others,
                 )
@@ -261,6 +266,13 @@ def run(config: Config) -> "Report":
             except KeyboardInterrupt:
                 click.echo(f"{config.out}: files that are complete stay; the same command goes on", err=True)
                 raise
+        if config.codec != AUTO:
+            meant = {config.codec, PROTECTED} if protect else {config.codec}
+            notes += [
+                f"of the plan's blocks {blocks:,} stay {name}, as they were stored before"
+                for name, blocks in result.kept.items()
+                if name not in meant
+            ]
         if reuse is not None:  # else what an earlier run wrote stays
             write_reuse(config.out, reuse)
         data["reuse_model"] = None if reuse is None else len(reuse.hazards)

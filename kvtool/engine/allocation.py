@@ -5,8 +5,9 @@ model's profile says suffer most; then the most sensitive blocks are promoted un
 calls over all blocks together are within the gate. Errors do not add, so nothing is concluded from the parts.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,9 @@ from kvtool.engine.traffic import Traffic, read_traffic
 from kvtool.engine.trials import Continuation, Trials
 from kvtool.errors import KvtoolError
 from kvtool.requests import Request
+
+Stored = Mapping[int, tuple[str, BlockCodec]]
+"""Rows of a plan that are stored already -> the codec that they have and keep, by the name it has there."""
 
 MAX_KL = 0.001
 """Nats per token: the default gate. Below what tells two runs in different 16-bit formats apart."""
@@ -67,7 +71,7 @@ class GateFailed(KvtoolError):
         changed = f"{verdict.calls - verdict.calls_unchanged} of {verdict.calls} greedy tool calls change"
         super().__init__(
             f"the gate does not hold over {verdict.continuations} held-back continuations: {lost}, {changed}",
-            "choose a codec of more bits, or raise --max-kl",
+            "choose a codec of more bits, or raise --max-kl; what --out holds already keeps its codec",
         )
         self.verdict = verdict
 
@@ -108,11 +112,13 @@ def choose(
     requests: Callable[[], Iterable[Request]],
     protect: Sequence[str],
     max_kl: float | None,
+    stored: Stored = MappingProxyType({}),
 ) -> Allocation:
     """The codecs of a plan for `--codec`: `auto`, or one for all that are not protected.
 
     requests: the log once more, read only where blocks are protected or measured. max_kl: None for no gate,
-    or for `auto` its default.
+    or for `auto` its default. The gate judges `stored` rows as they are stored. KvtoolError where there is
+    nothing to judge by.
     """
     shape = Identity.of_model(model, plan.block_size).shape
     plain = uniform(codec, plan, shape) if codec != AUTO else None
@@ -124,9 +130,16 @@ def choose(
         if max_kl is None:
             return plain
     max_kl = MAX_KL if max_kl is None else max_kl
+    if not traffic.gates:
+        raise KvtoolError(
+            "no prompt of the log goes on behind planned blocks before the model's last positions: there is "
+            "nothing to measure a codec by",
+            "choose a --codec without --max-kl",
+        )
     trials = Trials(model, plan, [*traffic.probes, *traffic.gates])
     if plain is None:
-        return allocate(plan, traffic, trials, layer_profile(model, FLOOR), max_kl)
+        return allocate(plan, traffic, trials, layer_profile(model, FLOOR), max_kl, stored)
+    plain = _as_stored(plain, stored)
     verdict = judge(trials, traffic.gates, plain.codec_of, max_kl)
     return _with_verdict(plain, plan, traffic, trials, verdict)
 
@@ -149,13 +162,27 @@ def _protecting(plain: Allocation, traffic: Traffic, shape: BlockShape) -> Alloc
     return Allocation({**plain.codecs, PROTECTED: half}, names, kl)
 
 
+def _as_stored(chosen: Allocation, stored: Stored) -> Allocation:
+    """The same with the codecs that stored rows have; `chosen` itself where those are what it says."""
+    names = [stored[row][0] if row in stored else name for row, name in enumerate(chosen.names)]
+    if names == chosen.names:
+        return chosen
+    return replace(chosen, codecs={**chosen.codecs, **dict(stored.values())}, names=names)
+
+
 def allocate(
-    plan: Plan, traffic: Traffic, trials: Trials, profile: NDArray[np.float64], max_kl: float
+    plan: Plan,
+    traffic: Traffic,
+    trials: Trials,
+    profile: NDArray[np.float64],
+    max_kl: float,
+    stored: Stored = MappingProxyType({}),
 ) -> Allocation:
     """Choose codecs for `plan`: the first rung whose gate holds, else the last, with its verdict.
 
     profile: damage of each layer's keys and values in FLOOR, [layers, 2]. Blocks that no probe reached take
-    the codec of the promoted as soon as one block is promoted.
+    the codec of the promoted as soon as one block is promoted. A rung is first judged as if nothing were
+    stored, so that a run that resumes chooses what the first one chose; then with `stored` rows as they are.
     """
     floor = load_codec({"codec": "mixed", "layers": floor_layers(profile)})
     codecs = {FLOOR: floor, **{name: load_codec({"codec": name}) for name in (KEYS, TOP, PROTECTED)}}
@@ -171,6 +198,8 @@ def allocate(
         kinds[traffic.protected] = PROTECTED
         tried = _named(kinds.tolist(), codecs)
         verdict = judge(trials, traffic.gates, tried.codec_of, max_kl)
+        if verdict.holds and (kept := _as_stored(tried, stored)) is not tried:
+            tried, verdict = kept, judge(trials, traffic.gates, kept.codec_of, max_kl)
         if verdict.holds:
             break
     assert tried is not None

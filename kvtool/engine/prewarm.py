@@ -5,6 +5,7 @@ writes and commits. A run that was interrupted goes on behind the last committed
 the same pieces in the same shapes, so what it writes is what the first run would have written.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from pathlib import Path
 from kvtool.analysis.plan import Plan
 from kvtool.blocks import BlockHash, child_hash
 from kvtool.engine.ahead import ahead
-from kvtool.engine.allocation import Allocation, GateFailed, Verdict, uniform
+from kvtool.engine.allocation import Allocation, GateFailed, Stored, Verdict, uniform
 from kvtool.engine.calibration import query_guide
 from kvtool.engine.compute.arena import Block
 from kvtool.engine.compute.model import Model
@@ -44,6 +45,8 @@ class PrewarmConfig:
     shard_bytes: int = SHARD_BYTES
     key: bytes | None = None
     """Signs the folder; one that is signed needs it."""
+    judge_stored: bool = False
+    """Whether codecs are chosen, and so held to their gate, even if no block is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ class PrewarmResult:
     tokens_measured: int = 0
     codecs: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
     """Name in the index -> (blocks, bytes), over the whole directory."""
+    kept: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Name in the index -> blocks of the plan that were stored before."""
 
 
 def prewarm(
@@ -80,17 +85,17 @@ def prewarm(
     folder: Path,
     config: PrewarmConfig,
     progress: Callable[[int], None] = lambda _: None,
-    choose: Callable[[], Allocation] | None = None,
+    choose: Callable[[Stored], Allocation] | None = None,
     others: Sequence[Model] = (),
 ) -> PrewarmResult:
     """Make `folder` hold every block of `plan`; blocks that are there already stay as they are.
 
     `others` are the same model on more devices, which compute files of their own; each device keeps up to a
     file's blocks in memory until its turn to be written comes.
-    `choose` gives each row of the plan its codec; it is called only if a block is missing. GateFailed if its
-    gate does not hold: then nothing is stored. `progress` gets the number of the plan's tokens that are
-    stored or computed so far. KvtoolError when the folder is of another model or holds something else, and
-    when the plan is empty.
+    `choose` gives each row of the plan its codec and is told those of rows that are stored; it is called if a
+    block is missing. GateFailed if its gate does not hold: then nothing is stored. `progress` gets the number
+    of the plan's tokens that are stored or computed so far. KvtoolError when the folder is of another model
+    or holds something else, and when the plan is empty.
     """
     if not len(plan):
         raise KvtoolError("nothing to prewarm: the plan is empty", "lower --min-requests or raise --budget")
@@ -118,7 +123,7 @@ class _Run:
         folder: Path,
         config: PrewarmConfig,
         progress: Callable[[int], None],
-        choose: Callable[[], Allocation] | None,
+        choose: Callable[[Stored], Allocation] | None,
     ) -> None:
         self.plan = plan
         self.folder = folder
@@ -129,15 +134,16 @@ class _Run:
         self.shards = self._existing()
         self.known: dict[BlockHash, BlockRow] = dict(self.shards.index) if self.shards else {}
         self.models = models
-        self.blocks_done = sum(name in self.known for name in self.hashes)
-        missing = self.blocks_done < len(self.hashes)
+        self.stored = self._stored_codecs()
+        asked = config.judge_stored or len(self.stored) < len(self.hashes)
         plain = uniform(config.codec, plan, self.identity.shape)
-        self.chosen = choose() if choose and missing else plain
+        self.chosen = choose(self.stored) if choose and asked else plain
         if self.chosen.verdict is not None and not self.chosen.verdict.holds:
             raise GateFailed(self.chosen.verdict)
         self.plan = replace(plan, bytes=self.chosen.sizes(plan, self.identity.shape))
         self.walks: list[Walk] = []
         self.guide: Guide | None = None
+        self.blocks_done = len(self.stored)
 
     def go(self) -> PrewarmResult:
         """Bring the folder up to date, one committed shard file after the other."""
@@ -258,6 +264,14 @@ class _Run:
             kl=None if isnan(self.chosen.kl[row]) else float(self.chosen.kl[row]),
         )
 
+    def _stored_codecs(self) -> Stored:
+        """Rows of the plan that the folder has, with their codecs."""
+        if self.shards is None:
+            return {}
+        codecs = {name: load_codec(config) for name, config in self.shards.manifest.codecs.items()}
+        rows = ((row, self.known[name].codec) for row, name in enumerate(self.hashes) if name in self.known)
+        return {row: (codec, codecs[codec]) for row, codec in rows}
+
     def _existing(self) -> ShardSet | None:
         """The folder's shards; damaged files are forgotten, so that their blocks are computed again."""
         if not (self.folder / MANIFEST).exists():
@@ -306,6 +320,7 @@ class _Run:
             verdict=self.chosen.verdict,
             tokens_measured=self.chosen.tokens,
             codecs=_by_codec(rows),
+            kept=dict(sorted(Counter(name for name, _ in self.stored.values()).items())),
         )
 
 

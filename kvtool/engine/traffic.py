@@ -69,6 +69,8 @@ def read_traffic(
                 for first, last in _token_ranges(encoder.render(request), roles, encoder):
                     size = plan.block_size
                     protected[path[first // size : -(-last // size)]] = True
+            if len(path) * plan.block_size >= max_positions - ANSWER:  # no room behind the last blocks
+                path = path[: max(max_positions - ANSWER - TAIL, plan.block_size) // plan.block_size]
             begin = len(path) * plan.block_size
             tail = tokens[begin : max_positions - ANSWER]
             if len(tail):

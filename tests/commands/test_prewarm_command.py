@@ -1,6 +1,7 @@
 """kvtool prewarm as users call it: JSON, terminal, dry run, analysis as input, refusals with exit code 2."""
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -252,6 +253,43 @@ def test_a_gate_that_does_not_hold_stores_nothing_and_exits_1(steady, tmp_path) 
     assert kvtool(*steady, "--codec", "k3v2", "--out", out).exit_code == 1, "k3v2 has a gate of its own"
     told = kvtool(*steady, "--codec", "int4", "--out", out, "--max-kl", 1e-9)
     assert "nothing stored: the gate does not hold" in " ".join(told.stdout.split())
+
+
+def test_a_gate_judges_what_the_folder_holds_already(steady, tmp_path) -> None:
+    """Nothing is missing: the blocks that lie there are measured all the same, and what they are is said."""
+    assert document(*steady, "--codec", "int4", "--out", tmp_path)["gate"] is None
+    failed = kvtool(*steady, "--codec", "int4", "--out", tmp_path, "--max-kl", 1e-9)
+    assert failed.exit_code == 1 and "the gate does not hold" in " ".join(failed.stdout.split())
+    held = document(*steady, "--codec", "raw", "--out", tmp_path, "--max-kl", 5)
+    assert held["up_to_date"] and held["gate"]["holds"] and held["kl"] == held["gate"]["kl"] > 1e-9
+    assert held["notes"] == [f"of the plan's blocks {held['blocks']} stay int4, as they were stored before"]
+
+
+def test_prompts_longer_than_the_models_positions_are_measured_at_their_front(
+    steady, tiny_model, tmp_path, own_cache
+) -> None:
+    """Every planned chain ends with the model's last position: nothing of the log goes on behind it."""
+    log = tmp_path / "long.jsonl"
+    row = {"messages": [{"role": "user", "content": "all work and no play " * 100}]}
+    log.write_text(f"{json.dumps(row)}\n" * 4)
+    common = ["prewarm", "--model", tiny_model, "--logs", log, "--block-size", 16, "--prefill-rate", 100]
+    data = document(*common, "--codec", "auto", "--max-kl", 5, "--out", tmp_path / "s")
+    assert data["blocks"] == 1024 // 16 and data["gate"]["continuations"] == 2 and data["kl"] > 0
+    short = tmp_path / "short"
+    shutil.copytree(tiny_model, short)
+    settings = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**settings, "max_position_embeddings": 32}))
+    result = kvtool(*common, "--model", short, "--codec", "int8", "--max-kl", 5, "--out", tmp_path / "t")
+    assert result.exit_code == 2 and "there is nothing to measure a codec by" in result.stderr
+
+
+def test_ids_beyond_the_vocabulary_are_refused(steady, tiny_model, tmp_path) -> None:
+    log = tmp_path / "ids.jsonl"
+    log.write_text(json.dumps({"token_ids": [5] * 20 + [999] * 20}) + "\n")
+    for rest in (["--dry-run"], ["--out", tmp_path / "s"]):
+        result = kvtool("prewarm", "--model", tiny_model, "--logs", log, "--block-size", 16, *rest)
+        assert result.exit_code == 2 and "token id 999, tiny-llama has 258 tokens" in result.stderr
+    assert not (tmp_path / "s").exists()
 
 
 def test_an_analysis_leads_to_its_log(steady, tiny_model, branching_log, tmp_path, own_cache) -> None:

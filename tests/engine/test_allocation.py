@@ -12,7 +12,16 @@ import pytest
 from kvtool.analysis.build import build_workload
 from kvtool.analysis.plan import Plan, PlanConfig, make_plan
 from kvtool.engine import allocation
-from kvtool.engine.allocation import RUNGS, Allocation, GateFailed, Verdict, choose, floor_layers, uniform
+from kvtool.engine.allocation import (
+    RUNGS,
+    Allocation,
+    GateFailed,
+    Stored,
+    Verdict,
+    choose,
+    floor_layers,
+    uniform,
+)
 from kvtool.engine.compute.load import load_model
 from kvtool.engine.compute.model import Model
 from kvtool.engine.prewarm import PrewarmConfig, PrewarmResult, prewarm
@@ -216,8 +225,8 @@ def stored(
     protect: list[str],
     max_kl: float | None,
 ) -> PrewarmResult:
-    def chosen() -> Allocation:
-        return choose(plan, model, codec, lambda: requests, protect, max_kl)
+    def chosen(before: Stored) -> Allocation:
+        return choose(plan, model, codec, lambda: requests, protect, max_kl, before)
 
     return prewarm(plan, model, folder, PrewarmConfig(shard_bytes=60_000), choose=chosen)
 
@@ -273,6 +282,24 @@ def test_a_gate_that_fails_stores_nothing(plan, model, requests, tmp_path) -> No
     silent = [replace(request, output=None) for request in requests]
     result = stored(plan, model, silent, tmp_path / "s", "k3v2", [], 50.0)
     assert result.new_blocks == len(plan) and result.kl > 0
+
+
+def test_the_gate_judges_stored_blocks_as_they_are_stored(
+    plan, model, requests, tmp_path, cached_profile
+) -> None:
+    """Exact codecs for the blocks that are new do not vouch for those that lie there in three bits."""
+    silent = [replace(request, output=None) for request in requests]
+    prewarm(plan, model, tmp_path, PrewarmConfig("k3v2", shard_bytes=60_000))
+    lossy = open_shards(tmp_path)
+    maintenance.collect_garbage(tmp_path, keep_bytes=sum(row.bytes for row in lossy.rows[: len(plan) // 2]))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for codec in ("auto", "raw"):
+        with pytest.raises(GateFailed) as failed:
+            stored(plan, model, silent, tmp_path, codec, [], 2e-4)
+        assert failed.value.verdict.kl > 1e-3, "of the half that is k3v2"
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    result = stored(plan, model, silent, tmp_path, "raw", [], 50.0)
+    assert result.kl == failed.value.verdict.kl and result.kept == {"k3v2": len(plan) // 2}
 
 
 def test_protection_with_a_plain_codec_is_the_seeds_scheme(plan, model, requests, tmp_path) -> None:
