@@ -17,13 +17,22 @@ from kvtool.blocks import BlockHash, child_hash
 from kvtool.engine.ahead import ahead
 from kvtool.engine.allocation import Allocation, GateFailed, Stored, Verdict, uniform
 from kvtool.engine.calibration import query_guide
-from kvtool.engine.compute.arena import Block
+from kvtool.engine.compute.arena import Block, Blocks
 from kvtool.engine.compute.model import Model
 from kvtool.engine.schedule import Batch, Piece, batches, chunking, cut_pieces, split
-from kvtool.engine.storage.codec import encode_block, is_exact, is_steered, load_codec, stored_parts
+from kvtool.engine.storage.codec import (
+    BlockCodec,
+    compressed,
+    encode_blocks,
+    is_exact,
+    is_steered,
+    load_codec,
+    stored_parts,
+)
 from kvtool.engine.storage.files import exclusive
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.index import BlockRow, block_checksum, index_to_bytes
+from kvtool.engine.storage.leaving import Leaving
 from kvtool.engine.storage.maintenance import SHARD_BYTES, free_numbers, refuse_strangers, sweep
 from kvtool.engine.storage.manifest import MANIFEST, Manifest, ShardFile, commit, sha256, shard_name
 from kvtool.engine.storage.rounding import Guide
@@ -187,7 +196,9 @@ class _Run:
         shares = split(pieces, work, len(self.walks), self.plan.block_size)
         with ExitStack() as stack:
             streams = [
-                stack.enter_context(closing(ahead(walk.blocks(share), lead, lambda _: weight)))
+                stack.enter_context(
+                    closing(ahead(walk.blocks(share), lead, lambda item: weight * len(item[0])))
+                )
                 for walk, share in zip(self.walks, shares, strict=True)
             ]
             for at, batch in enumerate(work):
@@ -200,7 +211,7 @@ class _Run:
         index = index_to_bytes(self.known.values(), self.plan.block_size)
         return commit(self.folder, before, replace(manifest, complete=complete), index, self.config.key)
 
-    def _write(self, batch: Batch, number: int, blocks: Iterator[tuple[int, Block]]) -> ShardFile:
+    def _write(self, batch: Batch, number: int, blocks: Iterator[tuple[list[int], Blocks]]) -> ShardFile:
         """Stream a file's blocks into it as they come; compressed ones wait until all sizes are known."""
         encoded = self._encoded(batch, blocks)
         sizes = self.plan.bytes[batch.stored].tolist()
@@ -217,15 +228,41 @@ class _Run:
                 self._append(row, data, number, writer)
         return writer.file()
 
-    def _encoded(self, batch: Batch, blocks: Iterator[tuple[int, Block]]) -> Iterator[bytes]:
-        """What the file will hold, block by block."""
-        for expected in batch.stored:
-            row, block = next(blocks)
-            assert row == expected
-            first = bool(self.plan.depth[row] == 0)
-            yield encode_block(self.chosen.codec_of(row), self.identity.shape, block, first, self.guide)
-            self.blocks_done += 1
-            self.progress(self.blocks_done * self.plan.block_size)
+    def _encoded(self, batch: Batch, blocks: Iterator[tuple[list[int], Blocks]]) -> Iterator[bytes]:
+        """What the file will hold, block by block. A forward's blocks are encoded while those of the one
+        before are written.
+        """
+        coming = self._leaving(batch, blocks)
+        before = next(coming, [])
+        while before:
+            after = next(coming, [])
+            for leaving, number, codec in before:
+                yield compressed(codec, self.identity.shape, leaving.row(number))
+                self.blocks_done += 1
+                self.progress(self.blocks_done * self.plan.block_size)
+            before = after
+
+    def _leaving(
+        self, batch: Batch, blocks: Iterator[tuple[list[int], Blocks]]
+    ) -> Iterator[list[tuple[Leaving, int, BlockCodec]]]:
+        """For each forward its blocks in order: where they are, and their codec. Blocks that are coded alike
+        are coded together, on the device that computed them, and leave it in one copy."""
+        waiting = iter(batch.stored)
+        left = len(batch.stored)
+        while left:
+            rows, made = next(blocks)
+            assert rows == [next(waiting) for _ in rows]
+            left -= len(rows)
+            alike: dict[tuple[BlockCodec, bool], list[int]] = {}
+            for place, row in enumerate(rows):
+                kind = self.chosen.codec_of(row), bool(self.plan.depth[row] == 0)
+                alike.setdefault(kind, []).append(place)
+            found: dict[int, tuple[Leaving, int, BlockCodec]] = {}
+            for (codec, first), places in alike.items():
+                some = [(keys[places], values[places]) for keys, values in made]
+                leaving = Leaving(encode_blocks(codec, self.identity.shape, some, first, self.guide))
+                found.update({place: (leaving, number, codec) for number, place in enumerate(places)})
+            yield [found[place] for place in range(len(rows))]
 
     def _exact(self, row: int) -> Block | None:
         """A stored block that can stand in for a computed one."""

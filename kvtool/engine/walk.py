@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from kvtool.analysis.plan import Plan
-from kvtool.engine.compute.arena import Arena, Block
+from kvtool.engine.compute.arena import Arena, Block, Blocks
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.runner import Chunk, Runner
 from kvtool.engine.schedule import Batch, Piece, chunk_tokens
@@ -33,18 +33,22 @@ class Walk:
         self._runner = Runner(model, self._arena)
         self.computed = self.again = self.loaded = 0
 
-    def blocks(self, batches: Sequence[Batch]) -> Iterator[tuple[int, Block]]:
-        """(row, block) of everything the batches store, in order."""
+    def blocks(self, batches: Sequence[Batch]) -> Iterator[tuple[list[int], Blocks]]:
+        """(rows, blocks) of everything the batches store, in order, a forward's blocks together."""
         for batch in batches:
             stored = set(batch.stored)
             for pieces in batch.forwards:
                 places = self._places(pieces)
                 if not self._load(pieces, stored):
                     self._compute(pieces, places, stored)
-                for piece, slots in zip(pieces, places, strict=True):
-                    for row, slot in zip(range(piece.first, piece.last), slots, strict=True):
-                        if row in stored:
-                            yield row, self._arena.read_block(slot)
+                made = [
+                    (row, slot)
+                    for piece, slots in zip(pieces, places, strict=True)
+                    for row, slot in zip(range(piece.first, piece.last), slots, strict=True)
+                    if row in stored
+                ]
+                if made:
+                    yield [row for row, _ in made], self._arena.read_blocks([slot for _, slot in made])
 
     def _places(self, pieces: Sequence[Piece]) -> list[range]:
         """The slots of each piece's own blocks."""

@@ -20,7 +20,7 @@ from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.runner import Chunk, Runner
 from kvtool.engine.prewarm import PrewarmConfig, PrewarmResult, prewarm
 from kvtool.engine.schedule import CHUNK_TOKENS, cut_pieces
-from kvtool.engine.storage.codec import block_bytes, encode_block, load_codec
+from kvtool.engine.storage.codec import block_bytes, encode_block, encode_blocks, load_codec
 from kvtool.engine.storage.files import exclusive
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.manifest import read_manifest
@@ -261,6 +261,21 @@ def test_int8_children_are_computed_over_exact_parents(model, requests, tmp_path
     for row in coded.rows:
         expected = encode_block(codec, shape, exact.read_block(row.hash), row.depth == 0)
         assert coded.read_bytes(row) == expected
+
+
+def test_a_forwards_blocks_are_coded_together(model, requests, tmp_path, monkeypatch) -> None:
+    """On a GPU: a few launches for hundreds of blocks, and one copy of what they make."""
+    counts: list[int] = []
+
+    def counted(codec, shape, blocks, *rest):
+        counts.append(len(blocks[0][0]))
+        return encode_blocks(codec, shape, blocks, *rest)
+
+    monkeypatch.setattr("kvtool.engine.prewarm.encode_blocks", counted)
+    plan = plan_for(model, requests, "int8")
+    result = prewarm(plan, model, tmp_path / "s", PrewarmConfig("int8"))
+    assert sum(counts) == result.new_blocks == len(plan)
+    assert len(counts) < len(plan) / 2 and max(counts) > 4
 
 
 def test_codecs_may_mix_in_one_folder(model, requests, tmp_path) -> None:

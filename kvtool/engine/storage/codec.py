@@ -196,6 +196,11 @@ def encode_block(
     """One block as it stands in a shard. Infinities and NaNs are refused: they would poison a cache."""
     made = encode_blocks(codec, shape, [(keys[None], values[None]) for keys, values in block], first, guide)
     data: bytes = made[0].cpu().numpy().tobytes()
+    return compressed(codec, shape, data)
+
+
+def compressed(codec: BlockCodec, shape: BlockShape, data: bytes) -> bytes:
+    """A row of `encode_blocks` as it is stored."""
     return compress(data, ITEM_BYTES[DTYPES[shape.dtype]]) if codec.compressed else data
 
 
