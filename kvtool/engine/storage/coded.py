@@ -4,8 +4,9 @@ Bytes cross to the device as they are stored. What the arena keeps in the same c
 is restored there; and what leaves is coded before it is copied out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,14 +18,15 @@ from kvtool.engine.compute.kernels.layers import QuantizedBlocks
 from kvtool.engine.compute.quantized_arena import NAMES, QuantizedArena
 from kvtool.engine.storage.codec import (
     block_parts,
+    compressed,
     decode_block,
     decode_blocks,
-    encode_block,
     encode_blocks,
     stacks,
     tensors_of,
 )
 from kvtool.engine.storage.layout import BlockShape
+from kvtool.engine.storage.leaving import Leaving
 from kvtool.engine.storage.quantized import Quantized
 
 if TYPE_CHECKING:
@@ -57,12 +59,12 @@ class Encoded:
 
 def encode_from(
     arena: Arena, codec: "BlockCodec", shape: BlockShape, slots: Sequence[int], firsts: Sequence[bool]
-) -> list[bytes]:
-    """The blocks in `slots` as bytes of `codec`. KvtoolError if one of them cannot be coded."""
-    if codec.compressed:
-        blocks = (arena.read_block(slot) for slot in slots)
-        return [encode_block(codec, shape, *pair) for pair in zip(blocks, firsts, strict=True)]
-    found: dict[int, bytes] = {}
+) -> list[Callable[[], bytes]]:
+    """What gives the bytes in `codec` of each block in `slots`, which may be written again at once.
+
+    KvtoolError if a block cannot be coded.
+    """
+    found: dict[int, Callable[[], bytes]] = {}
     kinds: dict[tuple[bool, bool], list[int]] = {}
     for place, (slot, first) in enumerate(zip(slots, firsts, strict=True)):
         ready = isinstance(arena, QuantizedArena) and arena.codec == codec and not arena.is_raw(slot)
@@ -75,8 +77,13 @@ def encode_from(
                 data = _bytes_of(codec, shape, arena.codes(chosen))
             else:
                 data = encode_blocks(codec, shape, arena.read_blocks(chosen), first)
-            found.update(zip(some, (row.tobytes() for row in data.cpu().numpy()), strict=True))
+            leaving = Leaving(data)
+            found.update({place: partial(_row, codec, shape, leaving, row) for row, place in enumerate(some)})
     return [found[place] for place in range(len(slots))]
+
+
+def _row(codec: "BlockCodec", shape: BlockShape, leaving: Leaving, row: int) -> bytes:
+    return compressed(codec, shape, leaving.row(row))
 
 
 def place_blocks(arena: Arena, shape: BlockShape, slots: Sequence[int], blocks: Sequence[Encoded]) -> None:

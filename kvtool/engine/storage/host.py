@@ -1,6 +1,6 @@
 """The host tier's memory: blocks as the arena has them, or encoded by a codec so that more of them fit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -71,23 +71,33 @@ class EncodedHost:
         self._shape = shape
         self._codec = codec
         self._blocks: dict[int, Encoded] = {}
+        self._leaving: list[tuple[int, Callable[[], bytes], bool]] = []
 
     def keep(
         self, device: Arena, sources: Sequence[int], slots: Sequence[int], firsts: Sequence[bool]
     ) -> None:
-        """Encoded on the device, or copied if it has the codec's bytes."""
+        """Encoded on the device, or copied if it has the codec's bytes. They arrive beside the next step."""
+        self._settle()
         made = encode_from(device, self._codec, self._shape, sources, firsts)
-        for slot, data, first in zip(slots, made, firsts, strict=True):
-            self._blocks[slot] = Encoded(self._codec, data, first)
+        self._leaving = list(zip(slots, made, firsts, strict=True))
 
     def put(self, slot: int, block: Encoded) -> None:
         """Keep the bytes."""
+        self._settle()
         self._blocks[slot] = replace(block, data=bytearray(block.data))  # without the rest of its buffer
 
     def bring(self, device: Arena, slots: Sequence[int], targets: Sequence[int]) -> None:
         """Decoded on the device, unless that is how it keeps them."""
+        self._settle()
         place_blocks(device, self._shape, targets, [self._blocks[slot] for slot in slots])
 
     def encoded(self, slot: int, first: bool) -> Encoded:
         """The bytes that it has."""
+        self._settle()
         return self._blocks[slot]
+
+    def _settle(self) -> None:
+        """Take in what has left the device since."""
+        for slot, data, first in self._leaving:
+            self._blocks[slot] = Encoded(self._codec, data(), first)
+        self._leaving = []

@@ -202,7 +202,8 @@ class BlockStore:
         first = self._is_first(move.node)
         try:
             if move.source is Tier.DEVICE:
-                (data,) = encode_from(self._device, self._codec, self._shape, [move.source_slot], [first])
+                (coded,) = encode_from(self._device, self._codec, self._shape, [move.source_slot], [first])
+                data = coded()
             else:
                 assert self._host is not None
                 data = bytes(self._host.encoded(move.source_slot, first).data)
