@@ -36,6 +36,9 @@ class CommandGroup(click.Group):
             if error.hint:
                 click.echo(f"  hint: {error.hint}", err=True)
             ctx.exit(2)
+        except KeyboardInterrupt:
+            click.echo("kvtool: interrupted", err=True)
+            ctx.exit(130)  # as shells have it for SIGINT: 1 would say that something was found
         except BrokenPipeError:
             sys.stderr.close()  # the reader left; Python would complain once more at exit
             ctx.exit(1)

@@ -216,6 +216,15 @@ def in_a_folder(_: click.Context, __: click.Parameter, value: Path | None) -> Pa
     return value
 
 
+def kept_secret(_: click.Context, option: click.Parameter, value: Path | None) -> Path | None:
+    """A file with a key; a warning where others than its owner may read or change it."""
+    if value is not None and value.stat().st_mode & 0o077:
+        click.echo(
+            f"kvtool: warning: {option.opts[0]} {value}: others can read or change it (chmod 600)", err=True
+        )
+    return value
+
+
 report_option = click.option(
     "--report",
     type=click.Path(dir_okay=False, path_type=Path),

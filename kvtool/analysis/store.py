@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from kvtool.analysis.hit_rates import HitRates
 from kvtool.analysis.learned import learn
@@ -17,7 +18,7 @@ from kvtool.analysis.runs import Blocks, Runs
 from kvtool.analysis.workload import META, Workload
 from kvtool.blocks import BlockHash, child_hash
 from kvtool.errors import KvtoolError
-from kvtool.files import whole
+from kvtool.files import PRIVATE, whole
 from kvtool.report import Finding
 
 SCHEMA = "kvtool.analysis/1"
@@ -89,7 +90,8 @@ def save_analysis(
     findings: Sequence[Finding],
     document: Mapping[str, Any],
 ) -> None:
-    """Write every table of an analysis; `document` is its JSON, from which the small tables are made.
+    """Write every table of an analysis; `document` is its JSON, from which the small tables are made. The
+    file is its owner's alone: token ids are prompts.
 
     Requests and blocks go in piece by piece: a log's blocks need not fit into memory. If the log supports a
     reuse model (see `learn`), its rules are a table and its JSON is in `meta`.
@@ -112,7 +114,7 @@ def save_analysis(
             REUSE_RULES,
         ),
     }
-    with whole(path) as temporary, duckdb.connect(str(temporary)) as connection:
+    with whole(path, PRIVATE) as temporary, duckdb.connect(str(temporary)) as connection:
         connection.execute("SET memory_limit = '1GB'")
         made: set[str] = set()
         for name, table in chain(small.items(), _requests(workload, rates), _blocks(workload, usage)):
@@ -124,8 +126,38 @@ def save_analysis(
 
 
 def load_analysis(path: Path | str) -> Workload:
-    """The workload of a saved analysis, token ids of its distinct blocks included."""
+    """The workload of a saved analysis, token ids of its distinct blocks included.
+
+    KvtoolError for a file that another version wrote, or whose tables were changed since.
+    """
     tables = _read(Path(path), ("meta", "spaces", "requests", "nodes", "blocks"))
+    try:
+        workload = _workload(tables)
+    except (KeyError, ValueError, pa.ArrowException) as error:
+        raise KvtoolError(
+            f"{path}: not an analysis of this version: {str(error).strip(chr(39))}", "analyze the log anew"
+        ) from error
+    nodes = np.arange(len(tables["nodes"]))
+    if not (
+        all(np.array_equal(tables[name]["node"], nodes) for name in ("nodes", "blocks"))
+        and _within(workload.parent, -1, nodes)
+        and _within(workload.leaf, -1, len(nodes))
+        and _within(workload.space, 0, len(workload.spaces))
+        and _within(workload.node_space, 0, len(workload.spaces))
+    ):
+        raise KvtoolError(
+            f"{path}: its requests, nodes and blocks do not fit together", "analyze the log anew"
+        )
+    return workload
+
+
+def _within(numbers: NDArray[Any], least: int, ends: NDArray[Any] | int) -> bool:
+    """Whether all are `least` or more and below `ends`."""
+    return bool(((numbers >= least) & (numbers < ends)).all())
+
+
+def _workload(tables: Mapping[str, pa.Table]) -> Workload:
+    """KeyError for a column or an entry that is not there, ValueError for one of another kind."""
     meta = dict(zip(tables["meta"]["key"].to_pylist(), tables["meta"]["value"].to_pylist(), strict=True))
     requests, nodes = tables["requests"], tables["nodes"]
     names: dict[str, int] = {}
@@ -166,7 +198,10 @@ def _own(column: Any) -> Any:
 def load_document(path: Path | str) -> dict[str, Any]:
     """The JSON document of a saved analysis."""
     meta = _read(Path(path), ("meta",))["meta"].to_pylist()
-    document: dict[str, Any] = json.loads(next(row["value"] for row in meta if row["key"] == "document"))
+    found = next((row["value"] for row in meta if row["key"] == "document"), "null")
+    document: dict[str, Any] | None = json.loads(found)
+    if document is None:
+        raise KvtoolError(f"{path}: meta has no document", "analyze the log anew")
     return document
 
 

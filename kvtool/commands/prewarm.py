@@ -10,7 +10,15 @@ import click
 
 from kvtool.engine.storage.codecs import AUTO, CODECS
 from kvtool.errors import KvtoolError
-from kvtool.options import NamedSizes, Positive, format_options, given_options, output_format, report_option
+from kvtool.options import (
+    NamedSizes,
+    Positive,
+    format_options,
+    given_options,
+    kept_secret,
+    output_format,
+    report_option,
+)
 from kvtool.renderers import RENDERERS
 
 if TYPE_CHECKING:
@@ -139,6 +147,7 @@ class Config:
 @click.option(
     "--signing-key",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    callback=kept_secret,
     help="Key file: sign the shards, so that `serve --signing-key` takes them.",
 )
 @click.option(

@@ -8,7 +8,7 @@ import click
 from kvtool.cache.policies import POLICIES
 from kvtool.engine.serving.config import DEVICE_CODECS, ServeConfig
 from kvtool.engine.storage.codecs import CODECS
-from kvtool.options import Size
+from kvtool.options import Size, kept_secret
 
 if TYPE_CHECKING:
     from kvtool.engine.serving.engine import Engine
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @click.option(
     "--signing-key",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    callback=kept_secret,
     help="Key file: shards that are not signed with it are refused; every byte is read at start.",
 )
 @click.option("--model", help="embedded, or a Hugging Face model directory [the shards' own].")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvtool.options import Size
+from kvtool.options import Size, kept_secret
 from kvtool.renderers import RENDERERS
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ OUTPUT_FORMAT = click.option(
 SIGNING_KEY = click.option(
     "--signing-key",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    callback=kept_secret,
     help="Key file: the shards must be signed with it, and what is written is.",
 )
 

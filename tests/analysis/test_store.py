@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import duckdb
 import numpy as np
@@ -122,6 +123,31 @@ def test_a_failed_save_leaves_what_was_there(tmp_path, monkeypatch):
         save(path, tokenized())
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.duckdb"]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("ALTER TABLE requests DROP COLUMN partial", 'not an analysis of this version: Field "partial"'),
+        ("DELETE FROM meta WHERE key = 'width'", "not an analysis of this version: width"),
+        ("UPDATE meta SET value = 'x' WHERE key = 'block_size'", "not an analysis of this version: invalid"),
+        ("UPDATE meta SET value = '1' WHERE key = 'schema'", "its schema is"),
+        ("DELETE FROM meta WHERE key = 'document'", "meta has no document"),
+        ("DELETE FROM nodes WHERE node = 1", "do not fit together"),
+        ("DELETE FROM blocks WHERE node = 1", "do not fit together"),
+        ("UPDATE nodes SET parent = node", "do not fit together"),
+        ("UPDATE requests SET leaf = 999", "do not fit together"),
+        ("UPDATE requests SET space = 9", "do not fit together"),
+    ],
+)
+def test_an_older_or_changed_file_is_refused_in_a_line(tmp_path, change, named):
+    path = tmp_path / "a.duckdb"
+    save(path, tokenized())
+    assert path.stat().st_mode & 0o777 == 0o600
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(change)
+    with pytest.raises(KvtoolError, match=re.escape(named)):
+        load_document(path) if "document" in named else load_analysis(path)
 
 
 def test_what_is_no_analysis_is_named(tmp_path):

@@ -92,7 +92,7 @@ def test_ctrl_c_says_how_to_go_on(common, tmp_path, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("kvtool.engine.walk.Walk.blocks", pressed)
         stopped = kvtool(*common, "--out", tmp_path / "s")
-    assert stopped.exit_code == 1 and "the same command goes on" in stopped.stderr
+    assert stopped.exit_code == 130 and "the same command goes on" in stopped.stderr
     assert list((tmp_path / "s").iterdir()) == []
     assert kvtool(*common, "--out", tmp_path / "s").exit_code == 0
 

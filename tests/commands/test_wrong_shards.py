@@ -160,6 +160,16 @@ def test_a_truncated_file_is_named(folder, made, tiny_model) -> None:
     assert checked.exit_code == 1 and {fault["field"] for fault in faults} == {"bytes"}
 
 
+def test_a_key_that_others_can_read_is_warned_of(made) -> None:
+    key = made / "key"
+    for mode, warned in ((0o640, True), (0o602, True), (0o600, False)):
+        key.chmod(mode)
+        for command in ("verify", "gc"):
+            checked = kvtool("shards", command, made / "shards", "--signing-key", key)
+            assert checked.exit_code == 0
+            assert (f"--signing-key {key}: others can read or change it" in checked.stderr) == warned
+
+
 def test_serve_demands_the_signature(made, tiny_model, tmp_path) -> None:
     (tmp_path / "other").write_text(KEY[::-1])
     shards = made / "shards"
