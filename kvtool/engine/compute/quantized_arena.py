@@ -115,7 +115,7 @@ class QuantizedArena(Arena):
 
     def read_blocks(self, slots: Sequence[int]) -> Blocks:
         """Copies of the blocks in `slots`, restored where they are quantized."""
-        index = torch.as_tensor(self._entries[np.array(slots)], device=self.device)
+        index = upload(torch.from_numpy(self._entries[np.array(slots)]), self.device)
         coded = torch.nonzero(index >= self.raw_slots)[:, 0]
         raw = torch.nonzero(index < self.raw_slots)[:, 0]
         blocks: Blocks = []
@@ -150,12 +150,12 @@ class QuantizedArena(Arena):
     def codes(self, slots: Sequence[int]) -> list[QuantizedBlocks]:
         """Copies of the codes and grids of quantized blocks, by stack, [layers, n, ...]."""
         assert not any(slot in self._raw for slot in slots)
-        index = torch.as_tensor(slots, device=self.device)
+        index = upload(torch.as_tensor(slots), self.device)
         return [_select(blocks, 1, index) for blocks in self.quantized]
 
     def put_codes(self, slots: Sequence[int], codes: Sequence[QuantizedBlocks]) -> None:
         """Fill `slots` with what `codes` gave, on the arena's device."""
-        index = torch.as_tensor(slots, device=self.device)
+        index = upload(torch.as_tensor(slots), self.device)
         for ours, theirs in zip(self.quantized, codes, strict=True):
             for tensor, new in zip(ours.tensors(), theirs.tensors(), strict=True):
                 tensor.index_copy_(1, index, new)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kvtool.engine.compute.arena import Arena, Block, Blocks
+from kvtool.engine.compute.device import upload
 from kvtool.engine.compute.kernels.layers import QuantizedBlocks
 from kvtool.engine.compute.quantized_arena import NAMES, QuantizedArena
 from kvtool.engine.storage.codec import (
@@ -144,8 +145,9 @@ def _expand(arena: Arena, slots: list[int], codes: Sequence[QuantizedBlocks]) ->
     """Restore codes in raw slots: one launch for keys and one for values of all layers of one shape."""
     from kvtool.engine.compute.kernels.squeeze import expand
 
+    arena.arrivals.wait(slots)
     sources = torch.arange(len(slots), device=arena.device)
-    targets = torch.tensor(slots, device=arena.device)
+    targets = upload(torch.tensor(slots), arena.device)
     for (keys, values), blocks in zip(arena.stacks, codes, strict=True):
         expand(blocks.map(Tensor.contiguous), sources, keys, values, targets)
 

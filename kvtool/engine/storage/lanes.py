@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -80,6 +81,7 @@ class Lanes:
     mark: Callable[[], Event]
 
 
+@cache
 def lanes_of(device: torch.device) -> Lanes:
     """A GPU's own streams, or none."""
     if device.type == "cuda":

@@ -1,5 +1,6 @@
 """Encoded blocks into arenas and out of them, many at a time: what the codec gives one by one."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from kvtool.engine.storage.codec import (
 )
 from kvtool.engine.storage.codecs import CODECS
 from kvtool.engine.storage.coded import Encoded, codes_in, encode_from, place_blocks
+from kvtool.engine.storage.lanes import Lanes
 from kvtool.engine.storage.layout import BlockShape
+from kvtool.engine.storage.leaving import Leaving
 from kvtool.errors import KvtoolError
 
 SIZE = 16
@@ -135,3 +138,27 @@ def test_attention_over_stored_bytes_is_attention_over_decoded_blocks(
         attend_reference(query, exact, plain, width**-0.5, out=true_out, sums=true_sums)
         torch.testing.assert_close(out.double(), true_out, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(sums, true_sums, atol=1e-4, rtol=0)
+
+
+class Late:
+    """A lane, its work and the event behind it: nothing is done before somebody waits."""
+
+    def __init__(self) -> None:
+        self.work: list[Callable[[], None]] = []
+
+    def run(self, work: Callable[[], None], after: Any = (), uses: Any = ()) -> "Late":
+        assert after == ["mark"], "behind what has been computed"
+        self.work.append(work)
+        return self
+
+    def synchronize(self) -> None:
+        while self.work:
+            self.work.pop()()
+
+
+def test_what_leaves_is_awaited_when_it_is_used() -> None:
+    late: Any = Late()
+    leaving = Leaving(torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8), Lanes(late, late, lambda: "mark"))  # type: ignore[arg-type, return-value]
+    assert len(late.work) == 1
+    assert leaving.row(1) == bytes([3, 4]) and not late.work
+    assert leaving.row(0) == bytes([1, 2])
