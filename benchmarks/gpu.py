@@ -3,12 +3,11 @@
 No network, no weights: models of real shapes (Llama 3.2 1B and Llama 3.1 8B) with random weights in bf16.
 Kernels are set against the card's own copy bandwidth and matrix rate, decodes against the time that
 reading the weights once must take and against transformers' generate and continuous batching, first
-tokens of a warm prefix against a cold one, and the case of 20 sessions that share 8,192 tokens with
-sharing on and off. Every figure is of this run; ratios are what to compare.
+tokens of a warm prefix (device, host, disk; raw, int8, int4) against a cold one, and the case of 20 sessions
+that share 8,192 tokens with sharing on and off. Every figure is of this run; ratios are what to compare.
 """
 
 import argparse
-import gc
 import json
 import statistics
 import sys
@@ -19,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import gpu_kernels
-import numpy as np
 import torch
 import transformers
+from gpu_blocks import BLOCK, clear, first_tokens, ids, prefill, sessions_that_fit, shared_case, wait
 from rich.console import Console
 from rich.table import Table
 
@@ -29,10 +28,7 @@ from kvtool.engine.compute.arena import Arena
 from kvtool.engine.compute.load import make_paged
 from kvtool.engine.compute.model import Model, ModelConfig
 from kvtool.engine.compute.runner import Chunk, Runner
-
-BLOCK = 32
-BUDGET = 8192
-"""Tokens of a prefill chunk."""
+from kvtool.engine.serving.capacity import CUDA_SHARE
 
 LLAMA = {
     "1B": {
@@ -82,25 +78,6 @@ def paged(module: Any, shape: str, device: torch.device) -> Model:
     )
 
 
-def ids(count: int, seed: int) -> np.ndarray:
-    """Random token ids."""
-    return np.random.default_rng(seed).integers(10, VOCAB - 10, count).astype(np.uint32)
-
-
-def wait(device: torch.device) -> float:
-    """The clock, once the device has nothing left to do."""
-    torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-def prefill(runner: Runner, prompt: np.ndarray, slots: list[int], start: int) -> torch.Tensor:
-    """Logits of the last token; positions before `start` are in the arena."""
-    for at in range(start, len(prompt), BUDGET):
-        piece = prompt[at : at + BUDGET]
-        logits = runner.step([Chunk(piece, at, slots, at + len(piece) == len(prompt))])
-    return logits
-
-
 def decode_rates(model: Model, batches: tuple[int, ...], context: int, steps: int) -> list[dict[str, Any]]:
     """Decoded tokens per second, and the time of a step over that of reading all weights once."""
     rows = []
@@ -111,10 +88,10 @@ def decode_rates(model: Model, batches: tuple[int, ...], context: int, steps: in
         runner = Runner(model, arena)
         tables = [list(range(row * each, (row + 1) * each)) for row in range(batch)]
         for row, slots in enumerate(tables):
-            prefill(runner, ids(context, row), slots, 0)
+            prefill(runner, ids(model, context, row), slots, 0)
         times = []
         for step in range(steps):
-            chunks = [Chunk(ids(1, step), context + step, slots, True) for slots in tables]
+            chunks = [Chunk(ids(model, 1, step), context + step, slots, True) for slots in tables]
             begun = wait(model.device)
             runner.step(chunks).argmax(-1).tolist()
             times.append(time.perf_counter() - begun)
@@ -126,7 +103,7 @@ def decode_rates(model: Model, batches: tuple[int, ...], context: int, steps: in
 
 def generate_rate(module: Any, context: int, steps: int, device: torch.device) -> float:
     """transformers' generate at batch 1: tokens per second of decoding."""
-    prompt = torch.from_numpy(ids(context, 0).astype(np.int64))[None].to(device)
+    prompt = torch.randint(10, VOCAB - 10, (1, context), device=device)
     times = []
     for count in (1, 1 + steps):
         begun = wait(device)
@@ -137,7 +114,7 @@ def generate_rate(module: Any, context: int, steps: int, device: torch.device) -
 
 def batching_rate(module: Any, batch: int, context: int, steps: int, device: torch.device) -> float:
     """transformers' continuous batching: decoded tokens per second, prefills taken off."""
-    inputs = [ids(context, row).tolist() for row in range(batch)]
+    inputs = torch.randint(10, VOCAB - 10, (batch, context)).tolist()
     times = []
     for count in (1, 1 + steps):
         config = transformers.GenerationConfig(
@@ -147,96 +124,6 @@ def batching_rate(module: Any, batch: int, context: int, steps: int, device: tor
         module.generate_batch(inputs=inputs, generation_config=config)
         times.append(wait(device) - begun)
     return batch * steps / (times[1] - times[0])
-
-
-def first_tokens(model: Model, prefixes: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Seconds to the logits of a prompt with 64 new tokens: cold, prefix on the device, in pinned memory."""
-    rows = []
-    for prefix in prefixes:
-        length = prefix + 64
-        blocks = length // BLOCK + 1
-        arena = Arena(model, blocks, BLOCK)
-        host = Arena(model, prefix // BLOCK, BLOCK, device="cpu")
-        runner = Runner(model, arena)
-        slots = list(range(blocks))
-        found: dict[str, list[float]] = {"cold": [], "device": [], "host": []}
-        kept = slots[: prefix // BLOCK]
-        for number in range(4):
-            prompt = ids(length, number)
-            begun = wait(model.device)
-            prefill(runner, prompt, slots, 0).argmax(-1).tolist()
-            found["cold"].append(time.perf_counter() - begun)
-            begun = wait(model.device)
-            prefill(runner, prompt, slots, prefix).argmax(-1).tolist()
-            found["device"].append(time.perf_counter() - begun)
-            host.copy_from(arena, kept, kept)
-            begun = wait(model.device)
-            arena.copy_from(host, kept, kept)
-            prefill(runner, prompt, slots, prefix).argmax(-1).tolist()
-            found["host"].append(time.perf_counter() - begun)
-        medians = {place: statistics.median(times[1:]) for place, times in found.items()}
-        rows.append({"prefix": prefix, **medians})
-        del arena, host, runner
-        clear()
-    return rows
-
-
-def shared_case(model: Model, sessions: int, shared: int, own: int, answer: int) -> list[dict[str, Any]]:
-    """Sessions with a common prefix, with sharing on and off: memory, first tokens, decode rate."""
-    rows = []
-    trunk = ids(shared, 0)
-    per_session = -(-(own + answer) // BLOCK)
-    for sharing in (True, False):
-        common = shared // BLOCK
-        need = sessions * per_session + common * (1 if sharing else sessions)
-        free, _ = torch.cuda.mem_get_info(model.device)
-        fits = min(sessions, int(free * 0.9 / (need / sessions * block_bytes(model))))
-        arena = Arena(model, fits * per_session + common * (1 if sharing else fits), BLOCK)
-        runner = Runner(model, arena)
-        slots = iter(range(arena.slots))
-        trunk_slots = [next(slots) for _ in range(common)] if sharing else []
-        if sharing:
-            prefill(runner, trunk, trunk_slots, 0)
-        waits, tables = [], []
-        for number in range(fits):
-            mine = trunk_slots or [next(slots) for _ in range(common)]
-            table = mine + [next(slots) for _ in range(per_session)]
-            prompt = np.concatenate([trunk, ids(own, 1 + number)])
-            begun = wait(model.device)
-            prefill(runner, prompt, table, shared if sharing else 0).argmax(-1).tolist()
-            waits.append(time.perf_counter() - begun)
-            tables.append(table)
-        steps = min(answer - 1, 64)
-        begun = wait(model.device)
-        for step in range(steps):
-            chunks = [Chunk(ids(1, step), shared + own + step, table, True) for table in tables]
-            runner.step(chunks).argmax(-1).tolist()
-        took = time.perf_counter() - begun
-        rows.append(
-            {
-                "sharing": sharing,
-                "sessions": fits,
-                "kv_bytes": arena.slots * arena.block_bytes,
-                "first_token": statistics.median(waits),
-                "decode_tokens_per_s": fits * steps / took,
-            }
-        )
-        del arena, runner
-        clear()
-    return rows
-
-
-def block_bytes(model: Model) -> int:
-    """Bytes of a raw block."""
-    return sum(
-        2 * BLOCK * layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in model.config.layers
-    )
-
-
-def clear() -> None:
-    """Give memory back between parts."""
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 @contextmanager
@@ -291,7 +178,10 @@ def main() -> None:
     with part("8B"):
         model = paged(random_module("8B", device), "8B", device)
         document["first_token_8B"] = first_tokens(model, (2048, 8192, 32_768))
-        document["shared_8B"] = shared_case(model, sessions=20, shared=8192, own=16_384, answer=2048)
+        memory = int(torch.cuda.mem_get_info(device)[0] * CUDA_SHARE)
+        case = {"shared": 8192, "own": 16_384, "answer": 2048}
+        document["sessions_8B"] = sessions_that_fit(model, memory, **case)
+        document["shared_8B"] = shared_case(model, memory, sessions=20, **case)
     for name, rows in document.items():
         if isinstance(rows, list):
             show(name, rows)
