@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AttentionInterface
 
 from kvtool.engine.compute.arena import Arena
@@ -27,7 +28,8 @@ SCORES = 1 << 26
 @dataclass(frozen=True, slots=True)
 class PagedStep:
     """One packed forward: where its new tokens go (`writes` int64 [T]: slot * block_size + offset), what it
-    reads, the window of each layer, and the blocks that are still on their way.
+    reads, the window of each layer, and the blocks that are still on their way. Rows after the first T only
+    fill the batch up: they are neither stored nor attended to, and get zeros.
     """
 
     arena: Arena
@@ -59,10 +61,14 @@ def paged_attention(
         arrival.layers[layer].wait()
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     compute = _gathered if isinstance(kvtool.plan, ReadPlan) else _tiled
-    out, sums = compute(kvtool, layer, query[0], key[0], value[0], scale, softcap)
+    tokens, filled = len(kvtool.writes), query.shape[2]
+    query, key, value = (each[0, :, :tokens] for each in (query, key, value))
+    out, sums = compute(kvtool, layer, query, key, value, scale, softcap)
     if s_aux is not None:
         # A sink adds exp(s) to the softmax's sum and nothing to its output.
         out = out * torch.sigmoid(sums - s_aux.to(sums.dtype))[..., None].to(out.dtype)
+    if tokens < filled:
+        out = functional.pad(out, (0, 0, 0, 0, 0, filled - tokens))
     return out[None].contiguous(), None
 
 
@@ -123,21 +129,24 @@ def _read_all(
     assert isinstance(step.plan, ReadPlan)
     parts = step.plan.parts(step.windows[layer])
     tokens = queries.shape[2]
-    if len(parts) == 1:
-        return _read(step, layer, parts[0], queries, key, value, scale, softcap)
-    out = queries.new_empty((*queries.shape[:3], value.shape[2]))
-    sums = queries.new_empty(queries.shape[:3], dtype=torch.float32)
-    assert sum(part.rows.stop - part.rows.start for part in parts if part.opens) == tokens  # type: ignore[union-attr]
+    if len(parts[0]) == tokens:
+        out, sums = _read(step, layer, parts[0], queries, key, value, scale, softcap)
+        parts = parts[1:]
+    else:
+        out = queries.new_empty((*queries.shape[:3], value.shape[2]))
+        sums = queries.new_empty(queries.shape[:3], dtype=torch.float32)
     for part in parts:
         rows = part.rows
         new, new_sums = _read(step, layer, part, queries[:, :, rows], key, value, scale, softcap)
         if not part.opens:
-            old_sums = sums[:, :, rows]
-            both = torch.logaddexp(old_sums, new_sums)
-            share = torch.exp(new_sums - both)[..., None].to(new.dtype)
-            new, new_sums = torch.lerp(out[:, :, rows], new, share), both
-        out[:, :, rows] = new
-        sums[:, :, rows] = new_sums
+            old, old_sums = out[:, :, rows], sums[:, :, rows]
+            share = torch.sigmoid(new_sums - old_sums)[..., None].to(new.dtype)
+            new, new_sums = torch.lerp(old, new, share), torch.logaddexp(old_sums, new_sums)
+        if len(part) == tokens:
+            out, sums = new, new_sums
+        else:
+            out[:, :, rows] = new
+            sums[:, :, rows] = new_sums
     return out, sums
 
 
@@ -151,14 +160,13 @@ def _read(
     scale: float,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    if part.keys is None:
-        assert isinstance(part.rows, slice)
-        keys, values = key[:, part.rows], value[:, part.rows]
+    if isinstance(part.keys, slice):
+        keys, values = key[:, part.keys], value[:, part.keys]
     else:
         keys, values = step.arena.read_tokens(layer, part.keys)
     if queries.device.type == "cpu" and softcap is None and keys.shape[2] == values.shape[2]:
-        return flash(queries, keys, values, scale, part.mask, causal=part.keys is None)
-    return plain(queries, keys, values, scale, part.mask, causal=part.keys is None, softcap=softcap)
+        return flash(queries, keys, values, scale, part.mask, causal=part.causal)
+    return plain(queries, keys, values, scale, part.mask, causal=part.causal, softcap=softcap)
 
 
 def flash(

@@ -11,8 +11,10 @@ from torch import nn
 from kvtool import embedded
 from kvtool.engine.compute import attention
 from kvtool.engine.compute.fingerprint import model_fingerprint, read_config, weight_files
+from kvtool.engine.compute.fused import fuse
 from kvtool.engine.compute.layout import PROBE, Layer, probe_layers
 from kvtool.engine.compute.model import Model, ModelConfig
+from kvtool.engine.compute.packed import pack
 from kvtool.engine.compute.selfcheck import plain_logits, selfcheck
 from kvtool.engine.compute.support import check_config, check_skeleton
 from kvtool.errors import KvtoolError
@@ -59,6 +61,8 @@ def load_model(
     module = _load_module(folder, kind, place)
     text = module.config.get_text_config()  # type: ignore[union-attr, operator]
     plain = plain_logits(module, int(text.vocab_size))
+    if pack(module, place, kind):
+        fuse(module)
     layers = make_paged(module, str(folder))
     encoder = None
     if any((folder / file).is_file() for file in TOKENIZER_FILES):

@@ -19,6 +19,9 @@ MIN_RUN = 16
 MIN_SHARED = 4
 """Blocks that sequences must share before they are read together."""
 
+CAUSAL = 128
+"""Rows of a chunk that are read causally at once: the flash kernel computes much of the hidden half too."""
+
 Rows = slice | Tensor
 """Rows of the packed batch: a slice, or int64 [n]."""
 
@@ -54,14 +57,23 @@ class Keys:
 class Part:
     """`rows` read `keys`: all of them, or what `mask` [rows, keys] (0 or -inf, added to the scores) shows.
 
-    No keys: the rows attend to their own fresh keys, causally. `opens` marks the part that comes first
-    for its rows; the others are merged into it.
+    A slice as keys are rows of the batch, whose fresh keys are read, causally if they are the reading
+    rows. `opens` marks the part that comes first for its rows; the others are merged into it.
     """
 
     rows: Rows
-    keys: Keys | None
+    keys: Keys | slice
     opens: bool
     mask: Tensor | None = None
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return self.rows.stop - self.rows.start if isinstance(self.rows, slice) else len(self.rows)
+
+    @property
+    def causal(self) -> bool:
+        """Whether row i of the part sees its keys up to key i."""
+        return isinstance(self.keys, slice) and self.keys == self.rows
 
 
 @dataclass
@@ -94,8 +106,8 @@ class ReadPlan:
             else:
                 assert window is not None
                 parts = self._windowed(span, window)
-            opening.append(parts[0])
-            merged.extend(parts[1:])
+            opening.extend(part for part in parts if part.opens)
+            merged.extend(part for part in parts if not part.opens)
         return opening + merged + together
 
     def _share(self, spans: Sequence[Span], depth: int, shared: dict[int, int]) -> list[Part]:
@@ -128,8 +140,14 @@ class ReadPlan:
         if span.last - span.first == 1:
             reads = self._runs(span.slots, shared * self.block_size, span.end)
             return [Part(rows, keys, opens=number == 0) for number, keys in enumerate(reads)]
+        parts = []
+        for first in range(span.first, span.last, CAUSAL):
+            some = slice(first, min(first + CAUSAL, span.last))
+            parts.append(Part(some, some, opens=True))
+            if first > span.first:
+                parts.append(Part(some, slice(span.first, first), opens=False))
         earlier = self._runs(span.slots, shared * self.block_size, span.start)
-        return [Part(rows, None, opens=True), *(Part(rows, keys, opens=False) for keys in earlier)]
+        return parts + [Part(rows, keys, opens=False) for keys in earlier]
 
     def _windowed(self, span: Span, window: int) -> list[Part]:
         """Reads of a span that does not see all of its history."""

@@ -16,6 +16,7 @@ from kvtool.engine.compute.device import on, upload
 from kvtool.engine.compute.graphs import SIZES, DecodeBatch, DecodeGraphs, followed
 from kvtool.engine.compute.kernels.tables import TilePlan, Tiling, processors
 from kvtool.engine.compute.model import Model
+from kvtool.engine.compute.packed import padded
 from kvtool.engine.compute.reads import ReadPlan, Span
 
 
@@ -85,6 +86,8 @@ class Runner:
         tokens, positions, writes, follows = upload(inputs, device)
         if previous is not None:
             tokens = followed(tokens, follows, previous)
+        if not self._kernels:
+            tokens, positions = _filled_up(tokens), _filled_up(positions)
         rows = upload(torch.tensor(wanted, dtype=torch.long), device)
         logits = self._forward(tokens, positions, writes, plan, rows, arrivals)
         assert logits.shape[0] == len(wanted)
@@ -153,3 +156,8 @@ class Runner:
             table = np.asarray(span.slots[first : -(-span.end // size)], dtype=np.int64)
             found.append(table[positions // size - first] * size + positions % size)
         return np.concatenate(found)
+
+
+def _filled_up(rows: Tensor) -> Tensor:
+    """The last row repeated, so that the model sees few numbers of rows."""
+    return torch.cat([rows, rows[-1:].expand(padded(len(rows)) - len(rows))])

@@ -12,7 +12,7 @@ from kvtool.engine.compute.reads import MIN_RUN, MIN_SHARED, Part, ReadPlan, Spa
 def read_tokens(part: Part, block_size: int) -> list[int]:
     """Token indices in the arena that a part reads, in its order."""
     keys = part.keys
-    assert keys is not None
+    assert not isinstance(keys, slice)
     if keys.gather is None:
         return list(range(keys.first, keys.last))
     tokens = [int(slot) * block_size + offset for slot in keys.gather for offset in range(block_size)]
@@ -35,8 +35,9 @@ def seen_by_row(plan: ReadPlan, window: int | None, rows: int) -> list[Counter[i
             opened.update(numbers)
         for index, row in enumerate(numbers):
             assert opened[row] == 1, "a row is merged before it is opened, or opened twice"
-            if part.keys is None:
-                seen[row].update(fresh[other] for other in numbers if other <= row)
+            if isinstance(part.keys, slice):
+                read = range(rows)[part.keys]
+                seen[row].update(fresh[other] for other in read if not part.causal or other <= row)
                 continue
             tokens = read_tokens(part, plan.block_size)
             if part.mask is not None:

@@ -1,0 +1,81 @@
+"""Fused layers take over only what they compute as well."""
+
+import pytest
+import torch
+from torch import nn
+
+from kvtool.engine.compute.fused import GatedMLP, RMSNorm, fuse
+from kvtool.engine.compute.packed import pack
+
+pytestmark = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available() or torch.ops.mkldnn._is_mkldnn_acl_supported(),
+    reason="without oneDNN for x86 nothing is fused",
+)
+
+
+class MLP(nn.Module):
+    """As in most models; `factor` is what no fused form has."""
+
+    def __init__(self, activation: nn.Module, bias: bool, factor: float = 1.0) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(24, 40, bias=bias)
+        self.up_proj = nn.Linear(24, 40, bias=bias)
+        self.down_proj = nn.Linear(40, 24, bias=bias)
+        self.activation = activation
+        self.factor = factor
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.factor * self.down_proj(self.activation(self.gate_proj(rows)) * self.up_proj(rows))
+
+
+class WeightRMSNorm(nn.Module):
+    """Llama's norm, or Gemma's, which adds 1 to the weight."""
+
+    def __init__(self, added: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 2, 24))
+        self.eps = 1e-3
+        self.added = added
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        scale = torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (self.weight + self.added) * (rows * scale) if self.added else self.weight * (rows * scale)
+
+
+def fused(layer: nn.Module) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """What `fuse` makes of a layer, and both layers' results for the same rows."""
+    rows = torch.randn(2, 7, 24)
+    model = nn.Sequential(layer).requires_grad_(False)
+    before = model(rows)
+    assert pack(model, torch.device("cpu"), torch.float32)
+    fuse(model)
+    return model[0], model(rows), before
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", [nn.SiLU(), nn.GELU(), nn.GELU("tanh"), nn.ReLU()], ids=str)
+def test_a_gated_mlp_keeps_its_activation(activation, bias):
+    torch.manual_seed(1)
+    layer, after, before = fused(MLP(activation, bias))
+    assert type(layer) is GatedMLP
+    torch.testing.assert_close(after, before, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("layer", [MLP(nn.Mish(), False), MLP(nn.SiLU(), True, factor=1.001)])
+def test_an_mlp_that_computes_something_else_stays(layer):
+    kept, after, before = fused(layer)
+    assert kept is layer
+    torch.testing.assert_close(after, before)
+
+
+def test_a_norm_is_replaced_only_if_every_bit_is_the_same():
+    layer, after, before = fused(WeightRMSNorm(0))
+    assert type(layer) is RMSNorm and torch.equal(after, before)
+    gemma = WeightRMSNorm(1)
+    layer, after, before = fused(gemma)
+    assert layer is gemma and torch.equal(after, before)
+
+
+def test_the_embedded_model_is_fused_throughout(embedded_pair):
+    kinds = [type(part) for part in embedded_pair.model.module.modules()]
+    assert kinds.count(GatedMLP) == 30 and kinds.count(RMSNorm) == 61

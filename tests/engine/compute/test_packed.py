@@ -1,0 +1,86 @@
+"""Packed linear layers: the same products, the same parameters, and no second copy of them."""
+
+import pytest
+import torch
+from torch import nn
+
+from kvtool.engine.compute.cost import prefill_of
+from kvtool.engine.compute.packed import FEW, PackedLinear, TiedHead, pack, padded
+
+needs_onednn = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available() or torch.ops.mkldnn._is_mkldnn_acl_supported(),
+    reason="without oneDNN for x86 nothing is packed",
+)
+CPU = torch.device("cpu")
+
+
+def linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
+    torch.manual_seed(inputs * outputs)
+    return nn.Linear(inputs, outputs, bias=bias).requires_grad_(False)
+
+
+@needs_onednn
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (14, 3), (48, 199), (96, 64)])
+def test_a_packed_layer_is_the_layer(inputs, outputs, bias):
+    plain = linear(inputs, outputs, bias)
+    packed = PackedLinear(plain)
+    assert torch.equal(packed.weight, plain.weight)
+    for shape in ((0,), (1,), (2,), (7,), (1, 33), (2, 3, 5)):
+        rows = torch.randn(*shape, inputs)
+        torch.testing.assert_close(packed(rows), plain(rows), atol=1e-5, rtol=0)
+    strided = torch.randn(inputs, 9).t()
+    torch.testing.assert_close(packed(strided), plain(strided), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_head_is_the_same_from_both_sides(bias):
+    plain = linear(48, 199, bias)
+    head = TiedHead(plain)
+    assert head.weight is plain.weight
+    for rows in (0, 1, 2, FEW, FEW + 1):
+        states = torch.randn(1, rows, 48)
+        out = head(states)
+        assert out.is_contiguous()
+        torch.testing.assert_close(out, plain(states), atol=1e-5, rtol=0)
+
+
+@needs_onednn
+@pytest.mark.parametrize(
+    "name", ["grouped-query llama", "parallel gpt-neox", "sinks gpt-oss", "latent deepseek"]
+)
+def test_every_linear_layer_is_packed_but_experts_and_a_tied_head(tiny, name):
+    pair = tiny(name)
+    kinds = {path: type(part) for path, part in pair.model.module.named_modules()}
+    for path, part in pair.plain.named_modules():
+        if type(part) is nn.Linear:
+            assert kinds[path] is (nn.Linear if "expert" in path else PackedLinear)
+    count = sum(each.numel() for each in pair.plain.parameters())
+    assert sum(each.numel() for each in pair.model.module.parameters()) == count
+
+
+@needs_onednn
+def test_a_tied_head_keeps_the_embedding_as_its_weight(embedded_pair):
+    module = embedded_pair.model.module
+    assert type(module.lm_head) is TiedHead
+    assert module.lm_head.weight is module.model.embed_tokens.weight
+    shapes = [each.shape for each in embedded_pair.plain.parameters()]
+    assert [each.shape for each in module.parameters()] == shapes
+    # 30 layers, counted by hand: q and o, k and v, gate and up and down, two norms; a last norm.
+    weights = 30 * (2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576 + 2 * 576) + 576
+    assert prefill_of(embedded_pair.model).linear == 2 * weights
+
+
+def test_without_onednn_the_model_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    module = nn.Sequential(linear(4, 4, True), nn.Sequential(linear(4, 4, False)))
+    assert not pack(module, CPU, torch.float32)
+    assert [type(part) for part in module.modules() if not list(part.children())] == [nn.Linear] * 2
+
+
+def test_rows_are_filled_up_to_few_numbers_a_little_above_them():
+    sizes = [padded(rows) for rows in range(1, 545)]
+    assert sizes[:8] == [1, 2, 3, 4, 5, 6, 7, 8] and sizes[16] == 18 and sizes[511] == 512
+    assert all(rows <= size <= max(1.25 * rows, 10) for rows, size in enumerate(sizes, 1))
+    assert all(padded(size) == size for size in sizes)
+    assert len(set(sizes)) < 48
