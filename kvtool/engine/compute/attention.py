@@ -62,8 +62,9 @@ def paged_attention(
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     compute = _gathered if isinstance(kvtool.plan, ReadPlan) else _tiled
     tokens, filled = len(kvtool.writes), query.shape[2]
-    query, key, value = (each[0, :, :tokens] for each in (query, key, value))
-    out, sums = compute(kvtool, layer, query, key, value, scale, softcap)
+    if tokens < filled:
+        query, key, value = (each[:, :, :tokens] for each in (query, key, value))
+    out, sums = compute(kvtool, layer, query[0], key[0], value[0], scale, softcap)
     if s_aux is not None:
         # A sink adds exp(s) to the softmax's sum and nothing to its output.
         out = out * torch.sigmoid(sums - s_aux.to(sums.dtype))[..., None].to(out.dtype)
@@ -136,18 +137,22 @@ def _read_all(
         out = queries.new_empty((*queries.shape[:3], value.shape[2]))
         sums = queries.new_empty(queries.shape[:3], dtype=torch.float32)
     for part in parts:
-        rows = part.rows
-        new, new_sums = _read(step, layer, part, queries[:, :, rows], key, value, scale, softcap)
-        if not part.opens:
-            old, old_sums = out[:, :, rows], sums[:, :, rows]
-            share = torch.sigmoid(new_sums - old_sums)[..., None].to(new.dtype)
-            new, new_sums = torch.lerp(old, new, share), torch.logaddexp(old_sums, new_sums)
         if len(part) == tokens:
-            out, sums = new, new_sums
-        else:
-            out[:, :, rows] = new
-            sums[:, :, rows] = new_sums
+            new = _read(step, layer, part, queries, key, value, scale, softcap)
+            out, sums = _merged(out, sums, *new)
+            continue
+        rows = part.rows
+        new = _read(step, layer, part, queries[:, :, rows], key, value, scale, softcap)
+        if not part.opens:
+            new = _merged(out[:, :, rows], sums[:, :, rows], *new)
+        out[:, :, rows], sums[:, :, rows] = new
     return out, sums
+
+
+def _merged(out: Tensor, sums: Tensor, more: Tensor, more_sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention over two disjoint sets of keys, [..., Dv] and log-sum-exp [...], as one."""
+    share = torch.sigmoid(more_sums - sums)[..., None].to(out.dtype)
+    return torch.lerp(out, more, share), torch.logaddexp(sums, more_sums)
 
 
 def _read(

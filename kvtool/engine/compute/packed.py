@@ -12,7 +12,7 @@ from torch.nn import functional
 FEW = 8
 """Rows up to which the output head is computed the other way around."""
 
-PADDED = ((FEW, 1), (32, 2), (128, 8))
+PADDED = ((32, 1), (128, 8))
 """(rows, multiple): up to so many rows they are filled up to the multiple; above all of them to ROWS."""
 
 ROWS = 32
