@@ -19,8 +19,12 @@ NULLABLE = {
     "kvtool.analysis/1": ["hit_rate.normalized_tokens"],
     "kvtool.lint/1": ["hit_rate.tokens"],
     "kvtool.replay/1": ["requests.cached_tokens", "hit_rate.measured", "hit_rate.predicted", "tokens.cached"],
+    "kvtool.shards-ls/1": ["bits_per_element"],
     "kvtool.shards-verify/1": ["faults.block"],
-    "kvtool.prewarm/1": ["kl", "gate", "reuse_model", "outlook", "hit_rate.expected"],
+    "kvtool.prewarm/1": [
+        *("out", "kl", "gate", "reuse_model", "outlook"),
+        *("tokens_per_second", "plan.bits_per_element", "hit_rate.expected"),
+    ],
 }
 """Fields that may be null, named by their last two names at most."""
 

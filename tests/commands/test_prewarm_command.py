@@ -74,6 +74,14 @@ def test_dry_run_computes_nothing_and_agrees_with_the_run(common, tmp_path) -> N
     assert "What would be stored" in terminal.stdout and terminal.exit_code == 0
 
 
+def test_documents_fit_their_schemas_where_there_is_nothing_to_count(common, tmp_path, valid_json) -> None:
+    out = ["--out", tmp_path / "s"]
+    for rest in (["--dry-run"], ["--dry-run", "--budget", 0], ["--dry-run", *out], out, out):
+        valid_json(document(*common, *rest))
+    valid_json(document("shards", "gc", tmp_path / "s", "--keep", 0))
+    valid_json(document("shards", "ls", tmp_path / "s"))
+
+
 def test_budget_and_min_requests_shrink_the_plan(common) -> None:
     whole = document(*common, "--dry-run")["plan"]
     block = whole["bytes"] // whole["blocks"]
