@@ -16,6 +16,7 @@ from kvtool.cache.tiers import TieredPool
 from kvtool.engine.compute.arena import Arena
 from kvtool.engine.compute.load import load_model
 from kvtool.engine.compute.model import Model
+from kvtool.engine.compute.quantized_arena import QuantizedArena
 from kvtool.engine.compute.runner import Chunk, Runner
 from kvtool.engine.compute.sampler import GREEDY, Sampling
 from kvtool.engine.serving.choosing import chooser
@@ -99,10 +100,11 @@ def test_a_chunk_that_follows_gets_the_token_on_the_device(model: Model, kernels
     assert not torch.equal(found[0][0], found[0][1])
 
 
-def answers(model: Model, make: Callable[[Runner], Steps], kernels: bool) -> tuple[list[Any], dict[str, int]]:
+def answers(
+    model: Model, make: Callable[[Runner], Steps], kernels: bool, device: Arena, tokens: int = 18
+) -> tuple[list[Any], dict[str, int]]:
     """Six requests of all kinds in a pool too small for them: (tokens, logprobs) of each, and the counts."""
     shape = Identity.of_model(model, BLOCK).shape
-    device = Arena(model, 10, BLOCK)
     store = BlockStore(device, shape, load_codec({"codec": "raw"}))
     pool = TieredPool(POLICIES.load("lru"), 10)
     index = store.index = BlockIndex(pool, BLOCK, 1000)
@@ -120,7 +122,7 @@ def answers(model: Model, make: Callable[[Runner], Steps], kernels: bool) -> tup
     found: list[Any] = []
     for number, kind in enumerate(kinds):
         deltas: list[Delta] = []
-        fields = {"choose": chooser(GREEDY), "max_tokens": 18, **kind}
+        fields = {"choose": chooser(GREEDY), "max_tokens": tokens, **kind}
         request = Generation(
             prompt=np.frombuffer(b"the same words " * 2 + bytes([65 + number]) * 5, np.uint8).astype(
                 np.uint32
@@ -144,8 +146,21 @@ def answers(model: Model, make: Callable[[Runner], Steps], kernels: bool) -> tup
 
 
 def test_a_server_that_lags_behind_its_device_gives_the_same_answers(model: Model) -> None:
-    at_once, counts = answers(model, lambda runner: AtOnce(runner.step), False)
-    queued, others = answers(model, Queued, True)
+    at_once, counts = answers(model, lambda runner: AtOnce(runner.step), False, Arena(model, 10, BLOCK))
+    queued, others = answers(model, Queued, True, Arena(model, 10, BLOCK))
     assert queued == at_once
     assert counts["preemptions"] and others["preemptions"]
     assert others["generated_tokens"] == counts["generated_tokens"] == sum(map(len, queued))
+
+
+def test_so_does_one_whose_blocks_stay_quantized(model: Model) -> None:
+    codec: Any = load_codec({"codec": "int8"})
+    found = []
+    for make, kernels in ((lambda runner: AtOnce(runner.step), False), (Queued, True)):
+        arena = QuantizedArena(model, 10, BLOCK, codec, 8, kernels)
+        for tensor in (*arena.keys, *arena.values):
+            tensor.fill_(torch.nan)
+        generated, counts = answers(model, make, kernels, arena, 15)
+        assert counts["preemptions"]
+        found.append(generated)
+    assert found[1] == found[0]

@@ -273,8 +273,8 @@ def _attend(
                 if VALUE_BITS == 8:
                     every = there[:, None] & (dv < DV)[None]
                     codes = tl.load(VALUE_CODES + where[:, None] * DV + dv[None], mask=every, other=0)
-                    steps = tl.where((dv < DV // 2)[None], low_steps[:, None], high_steps[:, None])
-                    acc += _dot(weights, codes.to(tl.float32) * steps, DOT)
+                    spread = tl.where((dv < DV // 2)[None], low_steps[:, None], high_steps[:, None])
+                    acc += _dot(weights, codes.to(tl.float32) * spread, DOT)
                 else:
                     half = there[:, None] & (hv < DV // 2)[None]
                     codes = tl.load(VALUE_CODES + where[:, None] * (DV // 2) + hv[None], mask=half, other=0)

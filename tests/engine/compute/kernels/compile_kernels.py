@@ -79,6 +79,7 @@ def variants(quick: bool) -> Iterator[Variant]:
     if quick:
         yield from moves(128, 32, "*bf16", 4)
         yield attention("*bf16", 64, 16, 16, 8, (16, 16))
+        yield attention("*bf16", 64, 16, 16, 8, (8, 8))
         yield attention("*bf16", 64, 16, 16, 8, (8, 4))
         yield attention("*bf16", 64, 16, 16, 8, (4, 4))
         return

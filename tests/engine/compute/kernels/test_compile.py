@@ -27,7 +27,7 @@ def compile_kernels(*arguments: str) -> list[str]:
 
 def test_kernels_compile() -> None:
     lines = compile_kernels("quick", "90")
-    assert len(lines) == 11
+    assert len(lines) == 12
     names = {"_merge", "_store", "_squeeze", "_expand", "_choose", "_lift", "_attend"}
     assert {line.split()[0] for line in lines} == names
 
