@@ -2,12 +2,12 @@
 
     python benchmarks/codecs.py [--prefix 1024] [--tail 128] [--codecs int8 int4 ... auto]
 
-Each case is a prefix of blocks and what may follow it. Tool calls: a short policy and tools of
-samples/airline-chat.jsonl, followed by its conversations. Code and prose: sources and help topics of the
-standard library, followed by their own next tokens. Every token of a continuation is teacher-forced; KL is
-against the same model over exact blocks, nats per token. `auto` protects nothing here (what is protected
-stays in 16 bits, which needs no measuring); it chooses by other conversations, or other passages of the
-same text, and is judged on those that are left, greedy answers of tool calls included.
+Each case is a prefix of blocks and what may follow it. Tool calls: tools of samples/airline-chat.jsonl behind
+as much of its policy as fills the prefix, followed by its conversations up to a tool call. Code and prose:
+sources and help topics of the standard library, followed by their own next tokens. Every token of a
+continuation is teacher-forced; KL is against the same model over exact blocks, nats per token. Nothing is
+protected; `auto` chooses by other conversations, or other passages of the same text, and is judged on those
+that are left, greedy answers of tool calls included.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import json
 import statistics
 import tarfile
 import time
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,9 +38,8 @@ from kvtool.requests import Message, Request, Source
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK_SIZE = 32
-SYSTEM = "You help passengers of an airline. Look things up with the tools before you act."
-HELD_OUT = 3
-"""Every third conversation judges only."""
+HELD_OUT = 2
+"""Every other conversation judges only."""
 
 
 @dataclass(frozen=True)
@@ -87,33 +85,37 @@ def prefix_of(tokens: TokenIds, length: int) -> Chain:
     return Chain(tokens[: blocks * BLOCK_SIZE].reshape(blocks, BLOCK_SIZE))
 
 
-def tool_calls(model: Model, length: int, tail: int) -> Case:
-    """All conversations of the sample behind one head, cut so that it is full of tools."""
+def tool_calls(model: Model, length: int, tail: int, largest_first: bool) -> Case:
+    """All conversations of the sample behind one head: tools, the smallest or largest first, then policy."""
     rows = [row for row in open_log([str(ROOT / "samples/airline-chat.jsonl")]) if row.messages]
-    tools = sorted(rows[0].tools or [], key=lambda tool: len(json.dumps(tool)))
-    while True:  # as many tools as fill the prefix
-        text = model.encoder.template.render([{"role": "system", "content": SYSTEM}], tools).text
-        if len(model.encoder.tokenizer.encode(text)) <= length + BLOCK_SIZE:
-            break
+    tools = sorted(rows[0].tools or [], key=lambda tool: len(json.dumps(tool)), reverse=largest_first)
+    policy = str((rows[0].messages or [{}])[0]["content"]).split(" ")
+
+    def head(words: int) -> Message:
+        return {"role": "system", "content": " ".join(policy[:words])}
+
+    def tokens_of(words: int) -> int:
+        return len(model.encoder.tokenizer.encode(model.encoder.template.render([head(words)], tools).text))
+
+    while tokens_of(20) > length:
         tools = tools[:-1]
+    words = next(words for words in range(20, len(policy)) if tokens_of(words) >= length + 2)
     chooses, judges = [], []
     chain = None
     sessions = sorted({str(row.session) for row in rows})
     for row in rows:
-        messages: list[Message] = [{"role": "system", "content": SYSTEM}, *(row.messages or [])[1:]]
-        request = replace(row, messages=messages, tools=tools)
+        request = replace(row, messages=[head(words), *(row.messages or [])[1:]], tools=tools)
         (tokens,) = model.encoder.encode([request])
-        chain = chain or prefix_of(tokens, min(length, len(tokens)))
-        rest = tokens[len(chain) * BLOCK_SIZE :]
+        chain = chain or prefix_of(tokens, length)
+        begin = len(chain) * BLOCK_SIZE
+        assert np.array_equal(tokens[:begin], chain.tokens.ravel())
+        call = isinstance(row.output, dict) and bool(row.output.get("tool_calls"))
         if sessions.index(str(row.session)) % HELD_OUT:
             chooses.append(request)
-        elif len(rest) <= 2 * tail:
-            call = isinstance(row.output, dict) and bool(row.output.get("tool_calls"))
-            judges.append(Continuation(tuple(range(len(chain))), rest, call))
+        elif call and len(tokens) - begin <= 2 * tail:
+            judges.append(Continuation(tuple(range(len(chain))), tokens[begin:], call))
     assert chain is not None
-    calls = [one for one in judges if one.call]
-    others = [one for one in judges if not one.call]
-    return Case("tool calls", chain, chooses, [*calls[:4], *others[:2]])
+    return Case("tool calls", chain, chooses, judges)
 
 
 def passages(kind: str, text: str, model: Model, length: int, tail: int) -> Case:
@@ -130,15 +132,15 @@ def passages(kind: str, text: str, model: Model, length: int, tail: int) -> Case
 
 
 def cases(model: Model, length: int, tail: int) -> list[Case]:
-    """One head with tools, four sources, four topics."""
+    """Two heads with tools, three sources, three topics."""
     longest = sorted(topics.values(), key=len, reverse=True)
     return [
-        tool_calls(model, length, tail),
+        *(tool_calls(model, length, tail, largest_first) for largest_first in (False, True)),
         *(
             passages("code", inspect.getsource(module)[4000:40000], model, length, tail)
-            for module in (statistics, tarfile, argparse, zipfile)
+            for module in (statistics, tarfile, argparse)
         ),
-        *(passages("prose", text[300:40000], model, length, tail) for text in longest[:4]),
+        *(passages("prose", text[300:40000], model, length, tail) for text in longest[:3]),
     ]
 
 
@@ -148,7 +150,7 @@ def main() -> None:
     parser.add_argument("--prefix", default=1024, type=int)
     parser.add_argument("--tail", default=128, type=int)
     parser.add_argument("--max-kl", default=MAX_KL, type=float, help="gate of auto")
-    names = [name for name in CODECS.names() if name != "lossless"]
+    names = [name for name in CODECS.names() if name not in ("raw", "lossless")]
     parser.add_argument("--codecs", nargs="*", default=[*names, AUTO])
     options = parser.parse_args()
     model = load_model(options.model)

@@ -1,6 +1,6 @@
 """kvtool prewarm: compute a log's hot prefixes once and write them as verified shards."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -121,7 +121,7 @@ class Config:
     "--protect",
     metavar="ROLES",
     help="Blocks that stay in 16 bits: system, tools, user, assistant, tool, with commas between, or none "
-    "[system,tools with --codec auto, else none].",
+    "[none with --codec auto, which measures them; else system,tools where the codec loses anything].",
 )
 @click.option(
     "--device",
@@ -187,7 +187,7 @@ def run(config: Config) -> "Report":
     from kvtool.analysis.learned import learn
     from kvtool.analysis.plan import PlanConfig
     from kvtool.analysis.plan_table import save_plan
-    from kvtool.engine.allocation import PROTECTED, TOP, GateFailed, choose
+    from kvtool.engine.allocation import PROTECTED, GateFailed, choose
     from kvtool.engine.compute.load import load_model
     from kvtool.engine.prewarm import PrewarmConfig, plan_hashes, prewarm
     from kvtool.engine.prewarm_report import gate_report, plan_json, plan_report, run_json, run_report
@@ -222,9 +222,9 @@ def run(config: Config) -> "Report":
         )
     identity = Identity.of_model(model, workload.block_size)
     protect = protected_roles(config)
-    plain = config.codec  # auto: what no block of it exceeds, so that budgets hold
-    if plain == AUTO:
-        plain = PROTECTED if protect else TOP
+    plain = config.codec
+    if plain == AUTO or protect:
+        plain = PROTECTED  # what no block exceeds, so that budgets hold
     codec = load_codec({"codec": plain})
     speeds = measure_speeds(
         model,
@@ -257,6 +257,7 @@ def run(config: Config) -> "Report":
         assert config.out is not None
         priced.require_gain(config.codec)
         started = perf_counter()
+        failed = None
         with counted("tokens", len(plan) * plan.block_size) as done:
             try:
                 result = prewarm(
@@ -271,28 +272,31 @@ def run(config: Config) -> "Report":
                     others,
                 )
             except GateFailed as error:
-                return gate_report(data, error)
+                failed = error
             except KeyboardInterrupt:
                 click.echo(f"{config.out}: files that are complete stay; the same command goes on", err=True)
                 raise
-        if config.codec != AUTO:
-            meant = {config.codec, PROTECTED} if protect else {config.codec}
-            notes += [
-                f"of the plan's blocks {blocks:,} stay {name}, as they were stored before"
-                for name, blocks in result.kept.items()
-                if name not in meant
-            ]
-        if reuse is not None:  # else what an earlier run wrote stays
-            write_reuse(config.out, reuse)
-        data["reuse_model"] = None if reuse is None else len(reuse.hazards)
-        outlook = learn_outlook(workload, identity)
-        if outlook is not None:
-            write_outlook(config.out, outlook)
-        data["outlook"] = None if outlook is None else len(outlook.states)
-        report = run_report({**data, **run_json(result, perf_counter() - started)}, priced)
+        if failed is not None:
+            report = gate_report(data, failed)
+        else:
+            if config.codec != AUTO:
+                meant = {config.codec, PROTECTED} if protect else {config.codec}
+                notes += [
+                    f"of the plan's blocks {blocks:,} stay {name}, as they were stored before"
+                    for name, blocks in result.kept.items()
+                    if name not in meant
+                ]
+            if reuse is not None:  # else what an earlier run wrote stays
+                write_reuse(config.out, reuse)
+            data["reuse_model"] = None if reuse is None else len(reuse.hazards)
+            outlook = learn_outlook(workload, identity)
+            if outlook is not None:
+                write_outlook(config.out, outlook)
+            data["outlook"] = None if outlook is None else len(outlook.states)
+            report = run_report({**data, **run_json(result, perf_counter() - started)}, priced)
     report.notes[:0] = notes
     if config.report is not None:
-        report.page = page(config, plan, report.data, workload, model, identity)
+        report.page = page(config, plan, report.data, workload, model, identity, protect)
         write_page(report, config.report)
     return report
 
@@ -304,6 +308,7 @@ def page(
     workload: "Workload",
     model: "Model",
     identity: "Identity",
+    protect: Sequence[str],
 ) -> "Page":
     """The plan's pictures, or those of what is stored."""
     import numpy as np
@@ -314,7 +319,8 @@ def page(
     from kvtool.engine.storage.shards import open_shards
     from kvtool.lint.redact import shape
 
-    index = {} if config.dry_run or config.out is None else open_shards(config.out).index
+    ran = "tokens_computed" in data
+    index = open_shards(config.out).index if ran and config.out is not None else {}
     rows = [index.get(name) for name in plan_hashes(plan, identity)]
     return prewarm_page(
         plan,
@@ -323,9 +329,7 @@ def page(
         model.encoder,
         rows,
         identity.shape.elements,
-        np.array(
-            [config.codec == AUTO and row is not None and row.codec == PROTECTED for row in rows], np.bool_
-        ),
+        np.array([bool(protect) and row is not None and row.codec == PROTECTED for row in rows], np.bool_),
         arguments(config),
         dict(config.budgets).get("disk"),
         None if config.show_values else shape,
@@ -354,11 +358,12 @@ def arguments(config: Config) -> list[str]:
 
 def protected_roles(config: Config) -> list[str]:
     """Roles of `--protect`, or the default of the codec."""
+    from kvtool.engine.allocation import PROTECTED
     from kvtool.engine.traffic import ROLES
 
     given = config.protect
-    if given is None:
-        return ["system", "tools"] if config.codec == AUTO else []
+    if given is None:  # provenance stands in for a measurement where there is none
+        return [] if config.codec in (AUTO, "raw", "lossless", PROTECTED) else ["system", "tools"]
     names = [] if given == "none" else [name.strip() for name in given.split(",")]
     for name in names:
         if name not in ROLES:

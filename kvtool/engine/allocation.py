@@ -1,8 +1,9 @@
 """Allocation: which codec each block of a plan gets, so that a joint gate on held-back traffic holds.
 
-In this order: protected blocks and the sink stay in 16 bits; keys go before values, in the layers that the
-model's profile says suffer most; then the most sensitive blocks are promoted until mean KL and greedy tool
-calls over all blocks together are within the gate. Errors do not add, so nothing is concluded from the parts.
+In this order: protected blocks and the sink stay in 16 bits; errors of keys are steered (see `rounding`);
+layers that the model's profile says suffer more get more of the bits; then the most sensitive blocks are
+promoted until mean KL and greedy tool calls over all blocks together are within the gate. Errors do not add,
+so nothing is concluded from the parts.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,20 +36,26 @@ MAX_KL = 0.001
 PROTECTED = "half"
 """The codec of protected blocks."""
 
-FLOOR, KEYS, TOP = "int4", "k8v4", "int8"
-"""The ladder of a block: all in four bits, keys in eight, everything in eight."""
+CALLS_SHARE = 1 / 50
+"""Of --max-kl, what `auto` lets greedy answers lose that are tool calls. Whether one of the gate's own calls
+changes is luck, since most have a token that is nearly a tie; what they lose tells of the others too."""
 
-SHARE = 0.7
-"""The floor raises keys of the layers that together hold this share of the keys' damage."""
+FLOOR, MIDDLE, HIGH, TOP = "int4", "mixed", "int6", "int8"
+"""The ladder of a block. In the middle layers have four, five or six bits, five on average."""
 
-RUNGS = [(FLOOR, KEYS, share) for share in (0.0, 0.125, 0.25, 0.3125, 0.375, 0.5, 0.75)]
-RUNGS += [(KEYS, TOP, share) for share in (0.0, 0.25, 0.5, 1.0)]
-"""(codec of most blocks, codec of the promoted, share of the measured blocks promoted), tried in turn."""
+RUNGS = [(FLOOR, HIGH, share) for share in (0.0, 0.125, 0.25, 0.375)]
+RUNGS += [(MIDDLE, TOP, share) for share in (0.0, 0.125, 0.25)]
+RUNGS += [(HIGH, TOP, share) for share in (0.0, 0.25, 0.5)]
+RUNGS += [(TOP, PROTECTED, share) for share in (0.0, 0.25, 0.5, 1.0)]
+"""(codec of most blocks, codec of the promoted, share of the measured blocks promoted), by their bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the gate found over held-back continuations: kl is the mean of their means, worst the largest."""
+    """What the gate found over held-back continuations: kl is the mean of their means, worst the largest.
+
+    calls_kl: the mean over greedy answers that are tool calls, 0 if there are none.
+    """
 
     kl: float
     worst: float
@@ -56,11 +63,14 @@ class Verdict:
     calls_unchanged: int
     continuations: int
     max_kl: float
+    calls_kl: float
+    max_calls_kl: float
 
     @property
     def holds(self) -> bool:
         """Whether the codecs may be used."""
-        return self.kl <= self.max_kl and self.calls_unchanged == self.calls
+        within = self.kl <= self.max_kl and self.calls_kl <= self.max_calls_kl
+        return within and self.calls_unchanged == self.calls
 
 
 class GateFailed(KvtoolError):
@@ -68,9 +78,11 @@ class GateFailed(KvtoolError):
 
     def __init__(self, verdict: Verdict) -> None:
         lost = f"mean KL {verdict.kl:.2g} where --max-kl is {verdict.max_kl:.2g}"
-        changed = f"{verdict.calls - verdict.calls_unchanged} of {verdict.calls} greedy tool calls change"
+        if verdict.calls:
+            changed = verdict.calls - verdict.calls_unchanged
+            lost += f", {changed} of {verdict.calls} greedy tool calls change"
         super().__init__(
-            f"the gate does not hold over {verdict.continuations} held-back continuations: {lost}, {changed}",
+            f"the gate does not hold over {verdict.continuations} held-back continuations: {lost}",
             "choose a codec of more bits, or raise --max-kl; what --out holds already keeps its codec",
         )
         self.verdict = verdict
@@ -140,8 +152,8 @@ def choose(
     if plain is None:
         return allocate(plan, traffic, trials, layer_profile(model, FLOOR), max_kl, stored)
     plain = _as_stored(plain, stored)
-    verdict = judge(trials, traffic.gates, plain.codec_of, max_kl)
-    return _with_verdict(plain, plan, traffic, trials, verdict)
+    verdict = judge(trials, traffic.gates, plain.codec_of, max_kl, max_kl)
+    return _with_verdict(plain, verdict, plan, traffic, trials)
 
 
 def uniform(name: str, plan: Plan, shape: BlockShape) -> Allocation:
@@ -178,51 +190,79 @@ def allocate(
     max_kl: float,
     stored: Stored = MappingProxyType({}),
 ) -> Allocation:
-    """Choose codecs for `plan`: the first rung whose gate holds, else the last, with its verdict.
+    """Choose codecs for `plan`: a rung whose gate holds where that of the rung below does not.
 
-    profile: damage of each layer's keys and values in FLOOR, [layers, 2]. Blocks that no probe reached take
-    the codec of the promoted as soon as one block is promoted. A rung is first judged as if nothing were
-    stored, so that a run that resumes chooses what the first one chose; then with `stored` rows as they are.
+    If none holds, the last with its verdict. profile: damage of each layer's keys and values in FLOOR,
+    [layers, 2]. Blocks that no probe reached take the codec of the promoted as soon as one block is promoted.
+    A rung is first judged as if nothing were stored, so that a run that resumes chooses what the first one
+    chose; then with `stored` rows as they are.
     """
-    floor = load_codec({"codec": "mixed", "layers": floor_layers(profile)})
-    codecs = {FLOOR: floor, **{name: load_codec({"codec": name}) for name in (KEYS, TOP, PROTECTED)}}
-    sensitivity = measure(plan, traffic.probes, trials, lambda row: floor)
+    layers = [f"int{bits}" for bits in layer_bits(profile)]
+    codecs = {name: load_codec({"codec": name}) for name in (FLOOR, HIGH, TOP, PROTECTED)}
+    codecs[MIDDLE] = load_codec({"codec": MIDDLE, "layers": layers})
+    sensitivity = measure(plan, traffic.probes, trials, lambda row: codecs[FLOOR])
     open_rows = np.flatnonzero(~traffic.protected)
     ranked = open_rows[np.argsort(-np.nan_to_num(sensitivity[open_rows], nan=np.inf), kind="stable")]
     unknown = int(np.isnan(sensitivity[open_rows]).sum())
-    tried = None
-    for base, lift, share in RUNGS:
+
+    def tried(number: int) -> tuple[Allocation, Verdict]:
+        base, lift, share = RUNGS[number]
         promoted = unknown + round(share * (len(ranked) - unknown)) if share else 0
         kinds = np.full(len(plan), base, object)
         kinds[ranked[:promoted]] = lift
         kinds[traffic.protected] = PROTECTED
-        tried = _named(kinds.tolist(), codecs)
-        verdict = judge(trials, traffic.gates, tried.codec_of, max_kl)
-        if verdict.holds and (kept := _as_stored(tried, stored)) is not tried:
-            tried, verdict = kept, judge(trials, traffic.gates, kept.codec_of, max_kl)
-        if verdict.holds:
-            break
-    assert tried is not None
-    return _with_verdict(tried, plan, traffic, trials, verdict)
+        made = _named(kinds.tolist(), codecs)
+        verdict = judge(trials, traffic.gates, made.codec_of, max_kl, max_kl * CALLS_SHARE)
+        if verdict.holds and (kept := _as_stored(made, stored)) is not made:
+            made, verdict = kept, judge(trials, traffic.gates, kept.codec_of, max_kl, max_kl * CALLS_SHARE)
+        return made, verdict
+
+    below, above = -1, len(RUNGS) - 1
+    chosen = None
+    while above - below > 1:  # bisected: that every rung loses less than the one below is usual, not certain
+        middle = (below + above) // 2
+        found = tried(middle)
+        if found[1].holds:
+            above, chosen = middle, found
+        else:
+            below = middle
+    return _with_verdict(*(chosen or tried(above)), plan, traffic, trials)
 
 
-def floor_layers(profile: NDArray[np.float64]) -> list[str]:
-    """A codec for each layer: KEYS for the few whose keys suffer most, FLOOR for the others."""
-    keys = profile[:, 0]
-    order = np.argsort(-keys, kind="stable")
-    before = np.cumsum(keys[order]) - keys[order]
-    raised = set(order[before < SHARE * keys.sum()].tolist())
-    return [KEYS if layer in raised else FLOOR for layer in range(len(keys))]
+def layer_bits(profile: NDArray[np.float64]) -> list[int]:
+    """Four, five or six bits for each layer, five on average: a bit goes where most damage is left.
+
+    A bit divides a layer's damage by four.
+    """
+    damage = profile.sum(1)
+    bits = np.full(len(damage), 4)
+    for _ in range(len(damage)):
+        left = np.where(bits < 6, damage * 4.0 ** (4 - bits), -1.0)
+        bits[left.argmax()] += 1
+    return [int(count) for count in bits]
 
 
 def judge(
-    trials: Trials, gates: Sequence[Continuation], codec_of: Callable[[int], BlockCodec], max_kl: float
+    trials: Trials,
+    gates: Sequence[Continuation],
+    codec_of: Callable[[int], BlockCodec],
+    max_kl: float,
+    max_calls_kl: float,
 ) -> Verdict:
     """All held-back continuations over blocks that are all in their codecs at once."""
     found = [trials.damage(one, codec_of) for one in gates]
-    calls = [one.same_answer for asked, one in zip(gates, found, strict=True) if asked.call]
+    calls = [one for asked, one in zip(gates, found, strict=True) if asked.call]
     kls = [one.kl for one in found]
-    return Verdict(float(np.mean(kls)), max(kls), len(calls), sum(calls), len(found), max_kl)
+    return Verdict(
+        kl=float(np.mean(kls)),
+        worst=max(kls),
+        calls=len(calls),
+        calls_unchanged=sum(one.same_answer for one in calls),
+        continuations=len(found),
+        max_kl=max_kl,
+        calls_kl=float(np.mean([one.answer_kl for one in calls])) if calls else 0.0,
+        max_calls_kl=max_calls_kl,
+    )
 
 
 def measure(
@@ -249,7 +289,7 @@ def _named(kinds: list[str], codecs: dict[str, BlockCodec]) -> Allocation:
 
 
 def _with_verdict(
-    chosen: Allocation, plan: Plan, traffic: Traffic, trials: Trials, verdict: Verdict
+    chosen: Allocation, verdict: Verdict, plan: Plan, traffic: Traffic, trials: Trials
 ) -> Allocation:
     """The gate's nats apportioned to blocks, so that on average those of a gate's chain add up to them."""
     sensitivity = measure(plan, [*traffic.probes, *traffic.gates], trials, chosen.codec_of)

@@ -108,8 +108,14 @@ def prewarm(
     """
     if not len(plan):
         raise KvtoolError("nothing to prewarm: the plan is empty", "lower --min-requests or raise --budget")
+    new = not folder.exists()
     with exclusive(folder):
-        run = _Run(plan, [model, *others], folder, config, progress, choose)
+        try:
+            run = _Run(plan, [model, *others], folder, config, progress, choose)
+        except BaseException:
+            if new:
+                folder.rmdir()
+            raise
         return run.go()
 
 

@@ -1,6 +1,7 @@
 """The report page of a prewarm plan or run: what is stored, what it buys, and how exactly it is kept."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,14 @@ def prewarm_page(
     a block. protected: rows that no lossy codec may touch. arguments: of the command, to run it again.
     hide: see `analysis_page`.
     """
-    dry = bool(data["dry_run"])
+    plan = _as_stored(plan, stored)
+    gate = data.get("gate")
+    title = "Prewarm plan" if data["dry_run"] else "Prewarmed shards"
+    if gate is not None and not gate["holds"]:
+        title = "Nothing stored: the gate does not hold"
     name = files([argument for argument in arguments if not argument.startswith("--")][:1])
     return Page(
-        title="Prewarm plan" if dry else "Prewarmed shards",
+        title=title,
         subtitle=f"{name}: {len(plan):,} blocks of {plan.block_size} tokens for {data['model']['name']}, "
         f"codec {data['codec']}",
         figures=_figures(data, stored),
@@ -55,9 +60,18 @@ def prewarm_page(
     )
 
 
+def _as_stored(plan: Plan, stored: Sequence[BlockRow | None]) -> Plan:
+    """The plan with the bytes that blocks took, where they are there."""
+    planned = plan.bytes.tolist()
+    sizes = [size if row is None else row.bytes for size, row in zip(planned, stored, strict=True)]
+    return replace(plan, bytes=np.array(sizes, np.int64))
+
+
 def _figures(data: Mapping[str, Any], stored: Sequence[BlockRow | None]) -> list[Figure]:
     plan = data["plan"]
-    rates, bits = plan["hit_rate"], plan["bits_per_element"]
+    ran = "tokens_computed" in data
+    size = data if ran else plan
+    rates, bits = plan["hit_rate"], size["bits_per_element"]
     figures = [
         Figure(
             "Hit rate from the shards",
@@ -67,22 +81,30 @@ def _figures(data: Mapping[str, Any], stored: Sequence[BlockRow | None]) -> list
             strong=True,
         ),
         Figure(
-            "To compute" if data["dry_run"] else "Computed",
+            "Computed" if ran else "To compute",
             f"{plan['tokens']:,}",
             f"tokens, each once, instead of {plan['tokens_unshared']:,} without sharing",
         ),
         Figure(
             "On disk",
-            f"{plan['bytes'] / 2**20:,.1f} MiB",
-            f"{plan['blocks']:,} blocks" + ("" if bits is None else f", {bits:.2f} bits an element"),
+            f"{size['bytes'] / 2**20:,.1f} MiB",
+            f"{size['blocks']:,} blocks" + ("" if bits is None else f", {bits:.2f} bits an element"),
         ),
     ]
+    gate = data.get("gate")
+    if gate is not None:
+        told = f"mean KL {gate['kl']:.1e} of {gate['max_kl']:.1e} over {gate['continuations']} continuations"
+        if gate["calls"]:
+            told += f", {gate['calls_unchanged']} of {gate['calls']} greedy tool calls unchanged"
+        figures.append(Figure("Gate", "holds" if gate["holds"] else "does not hold", told))
     saved = data["load_or_compute"]["seconds_saved"]
     figures.append(Figure("Prefill saved", f"{saved:,.1f} s", "expected over as much traffic again"))
     measured = [row.kl for row in stored if row is not None and row.kl is not None]
     if measured:
-        worst = f"largest {max(measured):.1e}, {len(measured):,} of {len(stored):,} blocks measured"
-        figures.append(Figure("Mean KL", f"{sum(measured) / len(measured):.1e}", worst))
+        worst = (
+            f"on average, {max(measured):.1e} at most; {len(measured):,} of {len(stored):,} blocks measured"
+        )
+        figures.append(Figure("KL of a block", f"{sum(measured) / len(measured):.1e}", worst))
     return figures
 
 
@@ -96,10 +118,6 @@ def _cells(
     """Consecutive rows of one codec and one protection, so many to a cell that all fit."""
     size = max(-(-len(plan) // CELLS), 1)
     codecs = [codec if row is None else row.codec for row in stored]
-    sizes = [
-        int(planned) if row is None else row.bytes
-        for planned, row in zip(plan.bytes.tolist(), stored, strict=True)
-    ]
     cells = []
     first = 0
     for row in range(1, len(plan) + 1):
@@ -107,7 +125,7 @@ def _cells(
         if same and row - first < size:
             continue
         known = [one.kl for one in stored[first:row] if one is not None and one.kl is not None]
-        total = sum(sizes[first:row])
+        total = int(plan.bytes[first:row].sum())
         cells.append(
             StoredBlock(
                 blocks=row - first,
@@ -186,6 +204,11 @@ def _steps(data: Mapping[str, Any], arguments: Sequence[str]) -> list[Step]:
     if data["dry_run"]:
         run = "Compute and store what is planned. An interrupted run resumes."
         return [Step("Run it", run, command("prewarm", *arguments))]
+    if "tokens_computed" not in data:
+        again = (
+            "With a codec of more bits, or a larger --max-kl; auto climbs to the bits that each block needs."
+        )
+        return [Step("Run it anew", again, command("prewarm", *arguments))]
     out = str(data["out"])
     return [
         Step("Check every byte", "Digests and checksums of all shards.", command("shards", "verify", out)),

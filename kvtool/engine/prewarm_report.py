@@ -186,7 +186,7 @@ def run_report(data: dict[str, Any], priced: Priced) -> Report:
     if gate is not None:
         headline.append(
             f"gate: mean KL {gate['kl']:.2g} of {gate['max_kl']:.2g} over {gate['continuations']} held-back "
-            f"continuations, {gate['calls_unchanged']} of {gate['calls']} greedy tool calls unchanged"
+            f"continuations, {_calls(gate)}"
         )
     codecs = Table(
         "Stored as",
@@ -195,6 +195,15 @@ def run_report(data: dict[str, Any], priced: Priced) -> Report:
     )
     tables = [table, *([codecs] if len(data["codecs"]) > 1 else []), priced.table()]
     return Report(data, headline=headline, tables=tables, notes=_notes(data))
+
+
+def _calls(gate: dict[str, Any]) -> str:
+    if not gate["calls"]:
+        return "none of which calls a tool"
+    return (
+        f"{gate['calls_unchanged']} of {gate['calls']} greedy tool calls unchanged "
+        f"(KL {gate['calls_kl']:.2g} of {gate['max_calls_kl']:.2g})"
+    )
 
 
 def _headline(data: dict[str, Any]) -> list[str]:

@@ -31,8 +31,11 @@ ROLES = {
 }
 """Values of `--protect` -> roles of spans."""
 
-SAMPLE = 4
-"""Requests that call a tool next, and as many others: half of each choose, half judge."""
+CALLS, OTHERS = 8, 4
+"""Requests that call a tool next, and others: half of each choose, half judge."""
+
+CALL_TAIL = 512
+"""Tokens between stored blocks and a tool call at most: a call is only judged behind all of its prompt."""
 
 DEEPEST_EXAMPLE = 4
 """Levels of nested objects in a tool's made-up arguments."""
@@ -58,7 +61,7 @@ def read_traffic(
     roles = {role for name in protect for role in ROLES[name]}
     rows = _Rows(plan)
     protected = np.zeros(len(plan), np.bool_)
-    calls, others = _Sample(SAMPLE), _Sample(SAMPLE)
+    calls, others = _Sample(CALLS), _Sample(OTHERS)
     for batch in batches(requests):
         known, _ = encoder.taken(batch)
         for request, tokens in zip(known, encoder.encode(known), strict=True):
@@ -91,7 +94,8 @@ class _Candidate:
 def _candidate(request: Request, path: list[int], tail: TokenIds, whole: bool) -> _Candidate:
     output = request.output
     call = isinstance(output, dict) and bool(output.get("tool_calls") or output.get("function_call"))
-    return _Candidate(request, Continuation(tuple(path), tail[:TAIL], call and whole and len(tail) <= TAIL))
+    call = call and whole and len(tail) <= CALL_TAIL
+    return _Candidate(request, Continuation(tuple(path), tail if call else tail[:TAIL], call))
 
 
 class _Rows:

@@ -43,9 +43,12 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """kl: mean nats per token of the continuation. same_answer: the greedy answer is the exact one."""
+    """kl: mean nats per token of the continuation and its greedy answer; answer_kl: of the answer alone.
+    same_answer: the greedy answer is the exact one.
+    """
 
     kl: float
+    answer_kl: float
     same_answer: bool
 
 
@@ -118,15 +121,16 @@ class Trials:
         tokens = np.concatenate([asked.tokens, answer])
         logits = self.over([self.restored(row, codec_of(row)) for row in asked.rows], tokens)
         found = torch.log_softmax(logits, -1)
-        kl = float((truth.exp() * (truth - found)).sum(-1).mean())
-        places = slice(len(asked.tokens) - 1, len(tokens))
+        lost = (truth.exp() * (truth - found)).sum(-1)
+        places = slice(-len(answer) - 1, None)
         same = bool(torch.equal(truth[places].argmax(-1), found[places].argmax(-1)))
-        return Damage(max(kl, 0.0), same or not asked.call)
+        kl, answer_kl = (max(float(part.mean()), 0.0) for part in (lost, lost[places]))
+        return Damage(kl, answer_kl, same or not asked.call)
 
     def over(self, blocks: Sequence[Block], tokens: TokenIds) -> Tensor:
-        """Logits [n, vocab] of tokens that follow the given blocks."""
+        """Logits [n, vocab] of tokens that follow the given blocks; of the last TAIL + ANSWER, if more."""
         self._place(blocks)
-        return self._run(tokens, len(blocks) * self.plan.block_size, len(tokens))
+        return self._run(tokens, len(blocks) * self.plan.block_size, min(len(tokens), TAIL + ANSWER))
 
     def _truth_of(self, asked: Continuation, exact: list[Block]) -> tuple[Tensor, TokenIds]:
         """Log-probabilities over exact blocks of the continuation and of the greedy answer behind it.

@@ -234,8 +234,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVTOOL_CACHE", str(tmp_path / "cache"))
 
 
-def test_auto_protects_measures_and_is_held_to_its_gate(steady, tmp_path, own_cache) -> None:
-    data = document(*steady, "--codec", "auto", "--out", tmp_path / "a", "--max-kl", 5)
+def test_auto_measures_protects_what_is_named_and_is_held_to_its_gate(steady, tmp_path, own_cache) -> None:
+    auto = [*steady, "--codec", "auto", "--max-kl", 5, "--protect", "system,tools"]
+    data = document(*auto, "--out", tmp_path / "a")
     gate = data["gate"]
     assert gate["holds"] and gate["max_kl"] == 5 and gate["continuations"] >= 1 and data["kl"] == gate["kl"]
     assert data["tokens_measured"] > 0 and verify(tmp_path / "a") == []
@@ -245,28 +246,49 @@ def test_auto_protects_measures_and_is_held_to_its_gate(steady, tmp_path, own_ca
     assert sum(row["bytes"] for row in data["codecs"]) == data["bytes"]
     system = "You answer questions about trains, planes and ships. " * 8
     assert counted["half"] == -(-(len(system) + len("|system\n")) // 16)  # a token a byte
-    free = document(*steady, "--codec", "auto", "--protect", "none", "--out", tmp_path / "b", "--max-kl", 5)
+    free = document(*steady, "--codec", "auto", "--out", tmp_path / "b", "--max-kl", 5)
     assert "half" not in {row["name"] for row in free["codecs"]} and free["bytes"] < data["bytes"] / 1.4
-    told = kvtool(*steady, "--codec", "auto", "--out", tmp_path / "c", "--max-kl", 5).stdout
-    assert "greedy tool calls unchanged" in " ".join(told.split()) and "Stored as" in told
+    told = kvtool(*auto, "--out", tmp_path / "c").stdout
+    assert "none of which calls a tool" in " ".join(told.split()) and "Stored as" in told
     assert document(*steady, "--codec", "auto", "--out", tmp_path / "a")["up_to_date"]
+
+
+def test_a_codec_that_nothing_measures_leaves_system_and_tools_in_16_bits(steady, tmp_path) -> None:
+    system = "You answer questions about trains, planes and ships. " * 8
+    blocks = -(-(len(system) + len("|system\n")) // 16)
+    document(*steady, "--codec", "int8", "--out", tmp_path / "a")
+    counted = Counter(row.codec for row in open_shards(tmp_path / "a").rows)
+    assert counted["half"] == blocks and counted["int8"] > 0
+    document(*steady, "--codec", "int8", "--protect", "none", "--out", tmp_path / "b")
+    assert {row.codec for row in open_shards(tmp_path / "b").rows} == {"int8"}
+    for exact in ("raw", "half"):
+        document(*steady, "--codec", exact, "--out", tmp_path / exact)
+        assert {row.codec for row in open_shards(tmp_path / exact).rows} == {exact}
 
 
 def test_a_gate_that_does_not_hold_stores_nothing_and_exits_1(steady, tmp_path) -> None:
     out = tmp_path / "s"
     result = kvtool(*steady, "--codec", "int4", "--out", out, "--max-kl", 1e-9, "--output-format", "json")
-    assert result.exit_code == 1 and list(out.iterdir()) == []
+    assert result.exit_code == 1 and not out.exists()
     gate = json.loads(result.stdout)["gate"]
     assert not gate["holds"] and gate["kl"] > gate["max_kl"] == 1e-9
     assert kvtool(*steady, "--codec", "k3v2", "--out", out).exit_code == 1, "k3v2 has a gate of its own"
-    told = kvtool(*steady, "--codec", "int4", "--out", out, "--max-kl", 1e-9)
-    assert "nothing stored: the gate does not hold" in " ".join(told.stdout.split())
+    page = tmp_path / "page.html"
+    told = kvtool(*steady, "--codec", "int4", "--out", out, "--max-kl", 1e-9, "--report", page)
+    assert told.exit_code == 1 and "nothing stored: the gate does not hold" in " ".join(told.stdout.split())
+    shown = page.read_text()
+    assert "Nothing stored: the gate does not hold" in shown and "Run it anew" in shown
+    assert "Check every byte" not in shown and not out.exists()
+    out.mkdir()
+    assert kvtool(*steady, "--codec", "int4", "--out", out, "--max-kl", 1e-9).exit_code == 1
+    assert list(out.iterdir()) == [], "a folder that was there stays"
 
 
 def test_a_gate_judges_what_the_folder_holds_already(steady, tmp_path) -> None:
     """Nothing is missing: the blocks that lie there are measured all the same, and what they are is said."""
-    assert document(*steady, "--codec", "int4", "--out", tmp_path)["gate"] is None
-    failed = kvtool(*steady, "--codec", "int4", "--out", tmp_path, "--max-kl", 1e-9)
+    few = [*steady, "--codec", "int4", "--protect", "none", "--out", tmp_path]
+    assert document(*few)["gate"] is None
+    failed = kvtool(*few, "--max-kl", 1e-9)
     assert failed.exit_code == 1 and "the gate does not hold" in " ".join(failed.stdout.split())
     held = document(*steady, "--codec", "raw", "--out", tmp_path, "--max-kl", 5)
     assert held["up_to_date"] and held["gate"]["holds"] and held["kl"] == held["gate"]["kl"] > 1e-9

@@ -13,7 +13,7 @@ from kvtool.analysis.plan import Plan, PlanConfig, make_plan
 from kvtool.analysis.workload import Workload
 from kvtool.blocks import BlockHash
 from kvtool.cli import main
-from kvtool.engine.prewarm_page import CELLS, _cells, _value, session_counts
+from kvtool.engine.prewarm_page import CELLS, _as_stored, _cells, _value, session_counts
 from kvtool.engine.storage.index import BlockRow
 from kvtool.requests import Request, Source
 from kvtool.tokens import load_encoder
@@ -65,7 +65,7 @@ def test_cells_keep_bytes_and_part_where_codec_or_protection_changes() -> None:
     rows[6] = stored(6, "int4", 0.5, 30)
     protected = np.zeros(len(plan), np.bool_)
     protected[:2] = True
-    cells = _cells(plan, rows, elements=16, protected=protected, codec="raw")
+    cells = _cells(_as_stored(plan, rows), rows, elements=16, protected=protected, codec="raw")
     assert sum(cell.blocks for cell in cells) == len(plan) == 3 * CELLS
     assert sum(cell.bytes for cell in cells) == 100 + 80 * (len(plan) - 3) + 50
     assert [(cell.blocks, cell.codec, cell.protected, cell.kl) for cell in cells[:4]] == [
@@ -101,6 +101,8 @@ def test_the_command_writes_its_page(
         str(tiny_model),
         "--codec",
         "int8",
+        "--protect",
+        "none",
         "--budget",
         "1GiB",
     ]
@@ -121,6 +123,6 @@ def test_the_command_writes_its_page(
     if dry:
         assert data["storage"]["value"][-1][0] == document["plan"]["bytes"]
         assert shlex.split(command)[:4] == ["kvtool", "prewarm", "--logs", str(branching_log)]
-        assert command.endswith("--codec int8 --budget disk=1073741824 --out shards")
+        assert command.endswith("--codec int8 --protect none --budget disk=1073741824 --out shards")
     else:
         assert command == f"kvtool shards verify {out}"
