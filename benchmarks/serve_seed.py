@@ -2,13 +2,15 @@
 
     python benchmarks/serve_seed.py [--part sessions documents affinity prediction]
 
-sessions: 20 clients at once, 8K shared and 16K own tokens each in the original, `--shared` and `--own` here,
-with sharing and with a salt for each: first token, decode rate, blocks in use; then the same pool, too small
-for all, and how many sessions find their whole context in it. Their second turn is the agents' usual case:
-the context is there, and a tool result of 64 tokens is new. documents: 40 requests over one system prompt and
-5 documents, 16K tokens: tokens computed. affinity: 4 replicas, each with room for a quarter of the agents'
-prefixes, requests sent where the simulator's routers say. prediction: what kvtool's simulator says of a
-recorded stream, and what a server then serves.
+sessions: 20 clients at once, in the original with 8K shared and 16K own tokens each, here with `--shared` and
+`--own`: first token, decode rate, blocks in use. Their second turn is the agents' usual case: the context is
+there, and a tool result of 64 tokens is new. Beside sharing, with a salt for each session (it finds its own
+history, as a server without shared blocks would) and for each request (nothing is used again, as without a
+prefix cache). capacity: how many such sessions can take turns in a device pool for 20 that share nothing.
+documents: 40 requests over one system prompt and 5 documents, 16K tokens: tokens computed. affinity:
+4 replicas, each with room for a quarter of the agents' prefixes, requests sent where the simulator says
+(`most`: each prefix computed once). prediction: what kvtool's simulator says of a recorded stream, and what a
+server then serves.
 
 Memory, counts and hit rates do not depend on the weights, so all but `sessions` run a tiny random model that
 knows 32K positions; times are the embedded model's.
@@ -20,14 +22,14 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
-from serve import BLOCK, completion, first_token, load, prompt, running
+from serve import BLOCK, completion, cpu, first_token, load, prompt, running
 
 from kvtool.analysis.build import build_workload
 from kvtool.analysis.routing import RoutingConfig, replay_replicas
@@ -40,6 +42,8 @@ VOCAB = 49000
 TINY_VOCAB = 258
 TURN = 64
 """Tokens that a session's second turn adds."""
+
+TURNS = ("first_turn", "second_turn")
 
 
 def tiny_model(folder: Path) -> str:
@@ -112,62 +116,106 @@ def summed(times: list[dict[str, float]], answer: int) -> dict[str, float]:
 
 
 def sessions(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Both turns of all sessions in a pool with room for all, with sharing and without."""
+    """Both turns of all sessions, with room for all: prefixes shared, each session's own, nothing kept."""
     count, answer = arguments.sessions, arguments.answer
     own = [prompt(arguments.own, 100 + number, VOCAB) for number in range(count)]
     contexts = [[*prompt(arguments.shared, 1, VOCAB), *each] for each in own]
     blocks = count * -(-(arguments.shared + arguments.own + TURN + 2 * answer) // BLOCK) + count
-    options = ("--device-blocks", blocks, "--host-memory", "0", "--max-running", count, "--max-queue", count)
+    options = (
+        "--device-blocks",
+        2 * blocks,
+        "--host-memory",
+        "0",
+        "--max-running",
+        count,
+        "--max-queue",
+        count,
+    )
     found: dict[str, Any] = {"shared": arguments.shared, "own": arguments.own, "sessions": count}
-    for name in ("shared_prefix", "no_sharing"):
-        salts = [None if name == "shared_prefix" else str(number) for number in range(count)]
+    for name in SALTS:
         with running("embedded", *options) as client:
             client.post("/kv/reset", json={})
-            url = str(client.base_url)
             turns = []
             for turn in range(2):
                 new = [[*ids, *prompt(TURN * turn, 900 + at, VOCAB)] for at, ids in enumerate(contexts)]
-                before = stats(client)["counts"].get("computed_tokens", 0)
+                before, spent = stats(client)["counts"].get("computed_tokens", 0), cpu()
                 bodies = [
-                    completion("embedded", ids, answer, salt) for ids, salt in zip(new, salts, strict=True)
+                    completion("embedded", ids, answer, SALTS[name](at, turn)) for at, ids in enumerate(new)
                 ]
-                row = summed(asyncio.run(burst(url, bodies)), answer)
+                row = summed(asyncio.run(burst(str(client.base_url), bodies)), answer)
                 now = stats(client)
+                row["cpu_seconds"] = round(cpu() - spent, 2)
                 row["computed_tokens"] = now["counts"]["computed_tokens"] - before
                 row["blocks_used"] = now["tiers"]["device"]["used"]
                 row["preemptions"] = now["counts"].get("preemptions", 0)
                 turns.append(row)
         found[name] = {"first_turn": turns[0], "second_turn": turns[1]}
-    on, off = found["shared_prefix"], found["no_sharing"]
-    for turn in ("first_turn", "second_turn"):
-        for field in ("first_token_mean", "first_token_last"):
-            found[f"{turn}_{field}_ratio"] = round(off[turn][field] / on[turn][field], 2)
-    found["memory_ratio"] = round(on["first_turn"]["blocks_used"] / off["first_turn"]["blocks_used"], 3)
-    return found
+    return {**found, **compared(found)}
 
 
-def capacity(model: str, shared: int, own: int, pool: int, count: int) -> dict[str, Any]:
-    """How many of `count` sessions keep their whole context in a pool for `pool` of them without sharing."""
+SALTS: dict[str, Callable[[int, int], str | None]] = {
+    "shared_prefix": lambda session, turn: None,
+    "own_prefix": lambda session, turn: f"{session}",
+    "no_reuse": lambda session, turn: f"{session}, {turn}",
+}
+"""Session, turn -> salt: what may be used again."""
+
+
+def compared(found: dict[str, Any]) -> dict[str, Any]:
+    """The other ways over the shared one: first tokens by turn and over both, blocks of the first turn."""
+    ratios: dict[str, Any] = {}
+    for name in ("own_prefix", "no_reuse"):
+        for field in ("first_token_mean", "cpu_seconds"):
+            theirs, ours = ([found[way][turn][field] for turn in TURNS] for way in (name, "shared_prefix"))
+            each = [round(over / under, 2) for over, under in zip(theirs, ours, strict=True)]
+            ratios[f"{field}_of_{name}"] = {
+                **dict(zip(TURNS, each, strict=True)),
+                "both": round(sum(theirs) / sum(ours), 2),
+            }
+    used = [found[way]["first_turn"]["blocks_used"] for way in ("shared_prefix", "own_prefix")]
+    return {**ratios, "memory_ratio": round(used[0] / used[1], 3)}
+
+
+def all_kept(
+    client: httpx.Client, model: str, asks: Sequence[tuple[list[int], str | None]], whole: int
+) -> bool:
+    """Whether all who ask find `whole` tokens in a second and a third round."""
+    client.post("/kv/reset", json={})
+    for turn in range(3):
+        for ids, salt in asks:
+            if first_token(client, model, [*ids, turn], salt)[1] < whole and turn:
+                return False
+    return True
+
+
+def capacity(model: str, shared: int, own: int, pool: int) -> dict[str, Any]:
+    """How many sessions can take turns with nothing computed but what is new, in one device pool.
+
+    The pool holds `pool` sessions that share nothing. Tiers: half of it again in host memory (the usual
+    rule), as the device has the blocks, and with the same bytes in int8: sessions that wait are kept there.
+    """
     blocks = pool * (-(-(shared + own) // BLOCK) + 1)
     found: dict[str, Any] = {"shared": shared, "own": own, "pool_blocks": blocks}
-    options = ("--device-blocks", blocks, "--host-memory", "0")
     first = prompt(shared, 1, TINY_VOCAB - 2)
-    asks = [[*first, *prompt(own, 100 + number, TINY_VOCAB - 2), 1] for number in range(count)]
-    for name in ("shared_prefix", "no_sharing"):
-        salts = [None if name == "shared_prefix" else str(number) for number in range(count)]
-        with running(model, *options) as client:
-            client.post("/kv/reset", json={})
-            used = []
-            for ids, salt in zip(asks, salts, strict=True):
-                first_token(client, model, ids, salt)
-                used.append(stats(client)["tiers"]["device"]["used"])
-            fit = 0
-            for ids, salt in reversed([*zip(asks, salts, strict=True)]):  # the newest first
-                if first_token(client, model, ids, salt)[1] < (shared + own) // BLOCK * BLOCK:
-                    break
-                fit += 1
-            found[name] = {"sessions_that_fit": fit, "blocks": {"first": used[0], "next": used[1] - used[0]}}
-    found["ratio"] = found["shared_prefix"]["sessions_that_fit"] / found["no_sharing"]["sessions_that_fit"]
+    asks = [[*first, *prompt(own, 100 + number, TINY_VOCAB - 2)] for number in range(8 * pool)]
+    whole = (shared + own) // BLOCK * BLOCK
+    ways: dict[str, tuple[bool, tuple[str, ...]]] = {
+        "nothing_shared": (False, ("--host-memory", "0")),
+        "shared_prefix": (True, ("--host-memory", "0")),
+        "shared_prefix_and_host": (True, ()),
+        "shared_prefix_and_int8_host": (True, ("--tier-codec", "int8")),
+    }
+    for name, (sharing, options) in ways.items():
+        with running(model, "--device-blocks", blocks, *options) as client:
+            fit, most = 1, len(asks)
+            while most - fit > 1:
+                middle = (fit + most) // 2
+                salts = [None if sharing else f"{number}" for number in range(middle)]
+                kept = all_kept(client, model, [*zip(asks, salts, strict=False)], whole)
+                fit, most = (middle, most) if kept else (fit, middle)
+            found[name] = fit
+    for name in ways:
+        found[f"{name}_over_nothing_shared"] = round(found[name] / found["nothing_shared"], 2)
     return found
 
 
@@ -215,7 +263,10 @@ def affinity(model: str, agents: int, asks: int) -> dict[str, Any]:
     workload = recorded(prompts)
     blocks = agents * 1024 // BLOCK // 4 + 32
     total = sum(map(len, prompts))
-    found: dict[str, Any] = {"agents": agents, "requests": len(prompts), "replica_blocks": blocks}
+    most = (len(prompts) - agents) * 1024 / total
+    found: dict[str, Any] = {
+        "agents": agents, "requests": len(prompts), "replica_blocks": blocks, "most": most,
+    }  # fmt: skip
     limits = np.array([reusable_blocks(len(ids), BLOCK) for ids in prompts])
     with ExitStack() as stack:
         options = ("--device-blocks", blocks, "--host-memory", "0")
@@ -273,8 +324,8 @@ def main() -> None:
     parts = ("sessions", "capacity", "documents", "affinity", "prediction")
     parser.add_argument("--part", nargs="*", default=parts, choices=parts)
     parser.add_argument("--sessions", type=int, default=20)
-    parser.add_argument("--shared", type=int, default=1024)
-    parser.add_argument("--own", type=int, default=512)
+    parser.add_argument("--shared", type=int, default=512)
+    parser.add_argument("--own", type=int, default=1024)
     parser.add_argument("--answer", type=int, default=8, help="tokens of a session's answers")
     arguments = parser.parse_args()
     document: dict[str, Any] = {"load": [load()]}
@@ -282,7 +333,7 @@ def main() -> None:
         tiny = tiny_model(Path(folder)) if set(arguments.part) - {"sessions"} else ""
         run = {
             "sessions": lambda: sessions(arguments),
-            "capacity": lambda: [capacity(tiny, 1024, own, 10, 32) for own in (2048, 1024, 512)],
+            "capacity": lambda: capacity(tiny, 512, 1024, 20),
             "documents": lambda: documents(tiny, 2048, 14016, 320),
             "affinity": lambda: affinity(tiny, 36, 4),
             "prediction": lambda: prediction(tiny, 400),

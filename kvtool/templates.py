@@ -138,8 +138,10 @@ class ChatMLTools:
         for suffix, text in content_parts(message.get("content")):
             out.field(text, f"{path}.content{suffix}", role)
         calls = message.get("tool_calls") or []
-        for number, call in enumerate(calls):
-            function = call.get("function") or {}
+        for number, call in enumerate(calls if isinstance(calls, list) else [calls]):
+            function = (call.get("function") or {}) if isinstance(call, dict) else None
+            if not isinstance(function, dict):
+                raise KvtoolError(f"{path}.tool_calls[{number}]: not a call, an object with a `function`")
             arguments = function.get("arguments")
             out.fixed('\n<tool_call>\n{"name": "')
             out.field(str(function.get("name", "")), f"{path}.tool_calls[{number}].function.name", role)

@@ -72,6 +72,13 @@ def test_chatml_renders_tools_calls_results_and_pictures() -> None:
     ]
 
 
+@pytest.mark.parametrize("calls", [[3], [{"function": 3}], "f"])
+def test_what_is_no_tool_call_is_named(calls: Any) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": calls}]
+    with pytest.raises(KvtoolError, match=r"messages\[1\]\.tool_calls\[0\]: not a call"):
+        ChatMLTools().render(messages, None)
+
+
 def test_chatml_puts_tools_first_when_there_is_no_system_message() -> None:
     text = ChatMLTools().render([{"role": "user", "content": "hi"}], [TOOL], generation=False).text
     assert text.startswith("<|im_start|>system\n# Tools") and text.endswith(

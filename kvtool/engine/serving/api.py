@@ -1,8 +1,9 @@
 """What the API takes: OpenAI's request bodies, checked, and its error shape."""
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 
 class ApiError(Exception):
@@ -37,9 +38,21 @@ Bias = dict[str, Annotated[float, Field(ge=-100, le=100)]]
 
 
 class _Body(BaseModel):
-    """An option that we do not know is an error, not ignored: it might change the answer."""
+    """An option that we do not know is an error, not ignored: it might change the answer.
+
+    JSON can hold lone surrogates, which are no text and cannot be sent, hashed or tokenized.
+    """
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, value: object) -> object:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("it holds a lone surrogate, which is no text") from None
+        return value
 
 
 class StreamOptions(_Body):

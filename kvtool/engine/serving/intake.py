@@ -1,7 +1,6 @@
 """From a checked body to generations: prompt tokens, limits, sampling."""
 
 import asyncio
-import json
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -65,8 +64,6 @@ class Intake:
             return await loop.run_in_executor(self._thread, self._encode, prompt, messages, tools)
         except KvtoolError as error:
             raise ApiError(400, str(error), param="messages" if messages else "prompt") from error
-        except UnicodeEncodeError as error:
-            raise ApiError(400, "the prompt holds a lone surrogate, which is no text") from error
 
     async def public_tokens(
         self, prompt: TokenIds, messages: list[Any], tools: list[Any] | None, tenant: str, salt: str | None
@@ -89,7 +86,6 @@ class Intake:
     def _encode(self, text: str | None, messages: list[Any] | None, tools: list[Any] | None) -> TokenIds:
         if messages is not None and self._engine.normalizer is not None:
             messages, tools = self._engine.normalizer.apply(messages, tools)
-        json.dumps([text, messages, tools], ensure_ascii=False).encode()  # raises for a lone surrogate
         request = Request("", NOWHERE, messages=messages, tools=tools, text=text)
         return self._engine.model.encoder.encode([request])[0]
 
@@ -197,7 +193,7 @@ class Intake:
     def _bias(self, given: dict[str, float] | None) -> dict[int, float]:
         bias: dict[int, float] = {}
         for key, value in (given or {}).items():
-            if not key.isdecimal() or int(key) >= self._engine.model.config.vocab:
-                raise ApiError(400, f"logit_bias: '{key}' is not a token id", param="logit_bias")
+            if not key.isdecimal() or len(key) > 9 or int(key) >= self._engine.model.config.vocab:
+                raise ApiError(400, f"logit_bias: '{key[:20]}' is not a token id", param="logit_bias")
             bias[int(key)] = value
         return bias

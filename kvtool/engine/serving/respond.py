@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from kvtool.engine.serving.answers import ChatAnswer, TextAnswer, usage_object
 from kvtool.engine.serving.api import ApiError, ChatRequest, CompletionRequest
 from kvtool.engine.serving.generation import Delta, Generation, Usage
-from kvtool.engine.serving.runtime import QueueFull, Runtime, Unavailable
+from kvtool.engine.serving.runtime import QueueFull, Runtime, TooMany, Unavailable
 
 
 class Deltas:
@@ -40,9 +40,15 @@ class Deltas:
 
 
 def submit(runtime: Runtime, generations: Sequence[Generation]) -> None:
-    """Queue all; 429 with Retry-After when there is no room, 503 when the server ends."""
+    """Queue all; 429 with Retry-After when there is no room, 503 when the server ends.
+
+    400 where there will never be: who tried again would try for ever.
+    """
     try:
         runtime.submit(generations)
+    except TooMany as error:
+        asked = f"n: the request asks for {len(generations)} answers, this server gives {error.most}"
+        raise ApiError(400, asked, param="n") from error
     except QueueFull as full:
         raise ApiError(
             429,

@@ -28,6 +28,14 @@ class QueueFull(Exception):
         self.retry_after = retry_after
 
 
+class TooMany(Exception):
+    """More at once than the server ever takes. `most`: what it takes."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__("more than fit in the queue")
+        self.most = most
+
+
 class Unavailable(Exception):
     """The server is shutting down, or its engine has failed."""
 
@@ -89,12 +97,14 @@ class Runtime:
         return self._inside
 
     def submit(self, requests: Sequence[Generation]) -> None:
-        """Queue all of `requests` or none. Raises QueueFull or Unavailable."""
+        """Queue all of `requests` or none. Raises TooMany, QueueFull or Unavailable."""
+        if len(requests) > self._most:
+            raise TooMany(self._most)
         with self._lock:
             if not self.healthy:
                 raise Unavailable("the server is shutting down" if self._closing else "the engine has failed")
             if self._inside + len(requests) > self._most:
-                waves = self._inside / max(self._most, 1)
+                waves = self._inside / self._most
                 raise QueueFull(max(1, min(60, round(self._seconds * waves))))
             self._inside += len(requests)
             for request in requests:

@@ -38,13 +38,18 @@ def parse_tool_calls(text: str) -> tuple[str, list[ToolCall]]:
 
 
 def _parse(body: str) -> ToolCall | None:
+    """None for what is no call, or what could not be sent on: no JSON, no text, too deep."""
     try:
-        value = json.loads(body)
-    except ValueError:
+        value = json.loads(body, parse_constant=_no_constant)
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+            return None
+        arguments = value.get("arguments", value.get("parameters", {}))
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        (value["name"] + text).encode()
+    except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return None
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):
-        return ToolCall(value["name"], arguments)
-    return ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(value["name"], text)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

@@ -182,6 +182,20 @@ def test_models(client: openai.OpenAI, model: str) -> None:
             "json_schema",
         ),
         (b'{"model": "tiny-llama", "messages": [{"role": "user", "content": "\\ud800"}]}', "surrogate"),
+        (b'{"model": "\\ud800", "messages": [{"role": "user"}]}', "surrogate"),
+        *(
+            (b'{"model": "tiny-llama", "messages": [{"role": "user"}], "%s": "\\ud800"}' % field, "surrogate")
+            for field in (b"user", b"prompt_cache_key", b"cache_salt", b"stop", b"\\udfff")
+        ),
+        (
+            b'{"model": "tiny-llama", "messages": [{"role": "user"}], "logit_bias": {"%s": 1}}'
+            % (b"9" * 5000),
+            "logit_bias",
+        ),
+        (
+            b'{"model": "tiny-llama", "messages": [{"role": "assistant", "tool_calls": [{"function": 3}]}]}',
+            "messages[0].tool_calls[0]",
+        ),
     ],
 )
 def test_bad_bodies_are_400_in_openais_shape(server: Any, body: bytes, needle: str) -> None:
@@ -191,6 +205,7 @@ def test_bad_bodies_are_400_in_openais_shape(server: Any, body: bytes, needle: s
     error = answer.json()["error"]
     assert error["type"] == "invalid_request_error" and needle in error["message"]
     assert set(error) == {"message", "type", "param", "code"}
+    assert WEB.get(f"{server.url}/health").status_code == 200
 
 
 def test_a_prompt_that_does_not_fit_says_how_long_it_may_be(client: openai.OpenAI, model: str) -> None:
@@ -312,10 +327,12 @@ def test_hints_come_in_the_body_or_in_headers(client: openai.OpenAI, model: str,
 
 FIELDS = st.sampled_from(
     ["model", "messages", "prompt", "n", "stop", "stream", "tools", "max_tokens", "seed", "top_p", "logprobs",
-     "logit_bias", "temperature", "stream_options", "response_format", "tool_choice", "x"]
+     "logit_bias", "temperature", "stream_options", "response_format", "tool_choice", "x", "user", "metadata",
+     "prompt_cache_key", "cache_salt", "session_ttl", "priority"]
 )  # fmt: skip
+ANY = st.characters(exclude_categories=())  # surrogates too
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False) | st.text(max_size=4),
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.text(ANY, max_size=4),
     lambda inner: (
         st.lists(inner, max_size=3) | st.dictionaries(FIELDS | st.text(max_size=3), inner, max_size=3)
     ),
@@ -400,7 +417,9 @@ def test_a_full_queue_is_429_with_retry_after(serving: Serving, tiny_model: Path
                 assert first.result().json()["usage"]["completion_tokens"] == 40
         finally:
             gate.set()
-        assert WEB.post(url, json={**body, "n": 2}).status_code == 429, "all of n choices or none"
+        refused = WEB.post(url, json={**body, "n": 2})
+        assert refused.status_code == 400, "there will never be room: nobody should try again"
+        assert "2 answers, this server gives 1" in refused.json()["error"]["message"]
         running.idle()
         answer = WEB.post(f"{running.url}/v1/completions", json={**body, "max_tokens": 1})
         assert answer.status_code == 200

@@ -87,6 +87,10 @@ def test_tool_calls_are_taken_out_of_the_content() -> None:
         '<tool_call>["name"]</tool_call>',
         '<tool_call>{"arguments": {}}</tool_call>',
         "<tool_call>",
+        '<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {"x": "\\ud800"}}</tool_call>',
+        '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
+        f'<tool_call>{{"name": "f", "arguments": {"[" * 100_000}</tool_call>',
     ],
 )
 def test_what_is_no_call_stays_content(text: str) -> None:
