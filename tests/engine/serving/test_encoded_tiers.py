@@ -125,7 +125,9 @@ def test_a_shards_int8_block_keeps_its_bytes_and_a_raw_one_is_not_encoded(
         folder = tmp_path / codec
         arguments = ["--logs", branching_log, "--model", tiny_model, "--block-size", SIZE, "--out", folder]
         result = CliRunner().invoke(
-            main, ["prewarm", *map(str, arguments), "--codec", codec], catch_exceptions=False
+            main,
+            ["prewarm", *map(str, arguments), "--codec", codec, "--protect", "none"],
+            catch_exceptions=False,
         )
         assert result.exit_code == 0, result.output
         with serving(
