@@ -142,6 +142,7 @@ def collect_garbage(
     hits until the rest fits. Files whose blocks all stay are left as they are. A signed directory needs its
     `key`.
     """
+    read_manifest(folder)  # before the lock, which makes a folder that is not there
     with exclusive(folder):
         shards = open_shards(folder)
         check(folder, key, shards.manifest.signed_bytes(), shards.manifest.signature)
@@ -252,7 +253,13 @@ def _rewrite(
         ]
         with write_shard(folder / shard_name(number), planned) as writer:
             for place, (source, row) in enumerate(blocks):
-                writer.append(source.read_bytes(row))
+                try:
+                    writer.append(source.read_bytes(row))
+                except BadBlock as error:
+                    raise KvtoolError(
+                        f"{source.folder}: {error.message}",
+                        "kvtool shards gc takes bad blocks out",
+                    ) from error
                 rows.append(replace(row, shard=number, row=place, offset=writer.offsets[-1]))
         files.append(writer.file())
     files.sort(key=lambda file: file.number)

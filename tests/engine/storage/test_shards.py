@@ -385,6 +385,24 @@ def test_merge_is_the_union(folder: Path, tmp_path: Path) -> None:
         maintenance.merge(sources, tmp_path / "merged")
 
 
+def test_merge_names_the_folder_of_a_bad_block(folder: Path, tmp_path: Path) -> None:
+    write_directory(tmp_path / "other", [chain(300, 2)])
+    bad = tmp_path / "other" / "shard-00000.safetensors"
+    bad.write_bytes(bad.read_bytes()[:-1])
+    sources = [open_shards(folder), open_shards(tmp_path / "other")]
+    with pytest.raises(KvtoolError, match=r"/other: shard-00000\.safetensors row 1 .*: bytes: the file ends"):
+        maintenance.merge(sources, tmp_path / "merged")
+    maintenance.collect_garbage(tmp_path / "other")
+    maintenance.merge([open_shards(folder), open_shards(tmp_path / "other")], tmp_path / "merged")
+    assert verify(tmp_path / "merged") == [] and len(open_shards(tmp_path / "merged").rows) == 6
+
+
+def test_gc_makes_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(KvtoolError, match="no manifest"):
+        maintenance.collect_garbage(tmp_path / "typo")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_merge_goes_on_where_a_killed_one_ended(folder: Path, tmp_path: Path, monkeypatch) -> None:
     (folder / "outlook.json").write_text(Outlook({}, Expected(None, 0.5, 1.0, 2.0)).to_json())
     merged = tmp_path / "merged"
