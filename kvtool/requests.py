@@ -13,6 +13,10 @@ Message = dict[str, Any]
 """An OpenAI chat message: role, content (string, parts or None), tool_calls, tool_call_id, name."""
 
 
+EARLIER = "(an earlier row)"
+"""In `Request.paths`: where messages come from that a request's own row does not hold."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where a request came from. `row` is 1-based: a JSONL line, a JSON array element, a table row."""

@@ -18,9 +18,9 @@ from kvtool.lint.naming import candidates
 from kvtool.lint.price import Pricer, Rates, lost_tokens, replayed
 from kvtool.lint.rule import Candidate
 from kvtool.prompts.edits import Edit
-from kvtool.prompts.normalizer import Normalizer
+from kvtool.prompts.normalizer import Normalizer, matched
 from kvtool.report import Finding, Location, Severity
-from kvtool.requests import Request
+from kvtool.requests import Message, Request
 from kvtool.tokens import PromptEncoder
 
 Saved = NDArray[np.int64]
@@ -98,8 +98,21 @@ def _price(found: Sequence[Candidate], pricer: Pricer) -> list[Priced]:
         finding = replace(finding, marginal_gain=round(then.rates.tokens - made.rates.tokens, 6))
         made = then
         candidate, (_, before, after) = found[number], ways[number]
+        if finding.fix.safe and not _helps(candidate, pricer.corpus.requests):
+            finding = replace(finding, fix=replace(finding.fix, safe=False))
         priced.append(Priced(finding, tuple(candidate.edits), candidate, pricer.corpus, before, after))
     return priced
+
+
+def _helps(candidate: Candidate, requests: Sequence[Request]) -> bool:
+    """Whether the candidate's safe edits change a request: a prompt that is one text has no place for it."""
+    normalizer = Normalizer([edit for edit in candidate.edits if edit.safe])
+    for one in requests if normalizer.edits else ():
+        if one.messages:
+            made = normalizer.apply(one.messages, one.tools)
+            if repr(made) != repr((one.messages, one.tools)):  # == does not see the order of keys
+                return True
+    return False
 
 
 def _finding(candidate: Candidate, lost: int, rates: HitRates, pricer: Pricer) -> Finding:
@@ -147,14 +160,18 @@ def edits_of(priced: Iterable[Priced], unsafe: bool = False) -> list[Edit]:
 
 
 def normalized_requests(requests: Sequence[Request], normalizer: Normalizer) -> list[Request]:
-    """`requests` as the model would see them behind `normalizer`."""
+    """`requests` as a log of them holds them behind `normalizer`: a message that an earlier row brought is
+    what became of it there."""
     result = []
+    became: dict[int, list[Message]] = {}
     for request, row_shared in zip(requests, share_a_list(requests), strict=True):
         if not request.messages:
             result.append(request)
             continue
         messages, tools = normalizer.apply(request.messages, request.tools, row_shared=row_shared)
-        result.append(replace(request, messages=messages, tools=tools))
+        own = zip(request.messages, matched(request.messages, messages), strict=True)
+        new = [message for old, now in own for message in became.setdefault(id(old), now)]
+        result.append(replace(request, messages=new, tools=tools))
     return result
 
 

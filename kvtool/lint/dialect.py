@@ -1,7 +1,10 @@
 """Text that is added to a log row, in the shape that its neighbours have: every API has its own."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
+
+_FLAT = re.compile(r"((?:llm\.input_messages|gen_ai\.prompt)\.)(\d+)(\.(?:message\.)?)role")
 
 
 def part_like(text: str, siblings: Sequence[Any]) -> Any:
@@ -17,6 +20,23 @@ def part_like(text: str, siblings: Sequence[Any]) -> Any:
         if kind == "text" and isinstance(part.get("content"), str):  # OpenTelemetry
             return {"type": "text", "content": text}
     return {"type": "text", "text": text}
+
+
+def attributes_like(text: str, role: Any, siblings: Sequence[Any]) -> list[Any] | None:
+    """`text` said by the user as OTLP attributes behind the last message, whose role is the attribute `role`;
+    None where that is no such attribute, or its message not the last one."""
+    key = role.get("key") if isinstance(role, dict) else None
+    named = _FLAT.fullmatch(key) if isinstance(key, str) else None
+    if named is None:
+        return None
+    head, number, tail = named[1], int(named[2]) + 1, named[3]
+    if any(str(one.get("key")).startswith(f"{head}{number}.") for one in siblings if isinstance(one, dict)):
+        return None
+    values = {"role": "user", "content": text}
+    return [
+        {"key": f"{head}{number}{tail}{name}", "value": {"stringValue": value}}
+        for name, value in values.items()
+    ]
 
 
 def item_like(text: str, neighbour: Any) -> Any | None:

@@ -5,16 +5,16 @@ checked against what stands there: a row that does not hold what the request say
 Several requests of one message list (a recorded trajectory) are edited once, as one conversation.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvtool.lint.check import share_a_list
-from kvtool.lint.dialect import item_like, part_like
+from kvtool.lint.dialect import attributes_like, item_like, part_like
 from kvtool.logs.reader import Row
 from kvtool.prompts import paths
-from kvtool.prompts.normalizer import Normalizer
-from kvtool.requests import Message, Request
+from kvtool.prompts.normalizer import Normalizer, matched
+from kvtool.requests import EARLIER, Message, Request
 
 
 class Unwritable(Exception):
@@ -24,9 +24,10 @@ class Unwritable(Exception):
 @dataclass(frozen=True, slots=True)
 class _Change:
     """set: `new` where `old` stands. add: `new` behind the last item of a list. insert: a message
-    `new` behind the one at `path`. keys: an object's keys in order. order: a list permuted as `new` says."""
+    `new` behind the one at `path`. keys: an object's keys in order. deal: at the place `path`, what stands
+    at the place `new`."""
 
-    kind: Literal["set", "keys", "add", "insert", "order"]
+    kind: Literal["set", "keys", "add", "insert", "deal"]
     path: str
     old: Any
     new: Any
@@ -45,18 +46,19 @@ def rewritten(row: Row, normalizer: Normalizer) -> Any:
     changes: dict[str, _Change] = {}
     for request, row_shared in zip(row.requests, shared, strict=True):
         for change in _changes(request, normalizer, row_shared):
-            changes.setdefault(change.key(), change)
+            if not change.path.startswith(EARLIER):
+                changes.setdefault(change.key(), change)
     value = row.value
-    placed = [change.path for change in changes.values() if change.kind != "add"]
+    placed = [(change.kind, change.path) for change in changes.values() if change.kind != "add"]
     if len(set(placed)) < len(placed):
         raise Unwritable("two requests of the row want different changes at one place")
-    for kind in ("set", "keys", "add", "insert", "order"):
+    for kind in ("set", "keys", "add", "insert"):
         ones = [change for change in changes.values() if change.kind == kind]
         for change in (
             sorted(ones, key=lambda one: paths.parse(one.path), reverse=True) if kind == "insert" else ones
         ):
             value = _made(value, change)
-    return value
+    return _dealt(value, [change for change in changes.values() if change.kind == "deal"])
 
 
 def _changes(request: Request, normalizer: Normalizer, row_shared: bool) -> Iterator[_Change]:
@@ -64,36 +66,35 @@ def _changes(request: Request, normalizer: Normalizer, row_shared: bool) -> Iter
         return
     messages, tools = normalizer.apply(request.messages, request.tools, row_shared=row_shared)
     for change in _message_changes(request.messages, messages):
-        yield _Change(change.kind, request.source_path(change.path), change.old, change.new)
+        yield _led_back(change, request)
     if request.tools and tools is not None:
         order = normalizer.tool_order(request.tools)
         for index, place in enumerate(order):
             for change in _differences(request.tools[place], tools[index], f"tools[{place}]"):
-                yield _Change(change.kind, request.source_path(change.path), change.old, change.new)
-        if order != list(range(len(order))):
-            yield _Change("order", request.source_path("tools"), None, order)
+                yield _led_back(change, request)
+            if index != place:
+                yield _Change("deal", _tool_place(request, index), None, _tool_place(request, place))
+
+
+def _led_back(change: _Change, request: Request) -> _Change:
+    """The change as the source row has it: another place, other names of keys."""
+    new = change.new
+    if change.kind == "keys":
+        new = [paths.parse(request.source_path(paths.child(change.path, key)))[-1] for key in new]
+    return _Change(change.kind, request.source_path(change.path), change.old, new)
+
+
+def _tool_place(request: Request, index: int) -> str:
+    """Where the source row has a tool: some have only what is the function in the chat API."""
+    function = f"tools[{index}].function"
+    return request.source_path(function if function in (request.paths or {}) else f"tools[{index}]")
 
 
 def _message_changes(old: Sequence[Message], new: Sequence[Message]) -> Iterator[_Change]:
-    behind = 0
-    for message in new:
-        extra = len(new) - len(old)
-        inserted = extra and set(message) == {"role", "content"} and message["role"] == "user"
-        if inserted and (behind == len(old) or not _grew(old[behind], message)):
-            yield _Change("insert", f"messages[{behind - 1}]", None, message["content"])
-            continue
-        yield from _differences(old[behind], message, f"messages[{behind}]")
-        behind += 1
-
-
-def _grew(old: Message, new: Message) -> bool:
-    """Whether `new` is `old` with something said at its end."""
-    if old.get("role") != new.get("role"):
-        return False
-    before, after = old.get("content"), new.get("content")
-    if isinstance(before, str) and isinstance(after, str):
-        return after.startswith(before)
-    return isinstance(before, list) and isinstance(after, list) and after[: len(before)] == before
+    for index, (before, now) in enumerate(zip(old, matched(old, new), strict=True)):
+        yield from _differences(before, now[0], f"messages[{index}]")
+        for note in now[1:]:
+            yield _Change("insert", f"messages[{index}]", None, note["content"])
 
 
 def _differences(old: Any, new: Any, path: str) -> Iterator[_Change]:
@@ -125,11 +126,9 @@ def _made(value: Any, change: _Change) -> Any:
             raise Unwritable(f"{change.path} is not an object")
         place = {key: at for at, key in enumerate(change.new)}
         ordered = dict(sorted(there.items(), key=lambda item: place.get(item[0], len(place))))
+        if list(ordered) == list(there):
+            return value
         return paths.changed(value, steps, lambda _: ordered)
-    if change.kind == "order":
-        if not isinstance(there, list) or len(there) != len(change.new):
-            raise Unwritable(f"{change.path} is not the list of tools")
-        return paths.changed(value, steps, lambda _: [there[place] for place in change.new])
     if change.kind == "add":
         if not isinstance(there, list):
             raise Unwritable(f"{change.path} is not a list of parts")
@@ -138,12 +137,29 @@ def _made(value: Any, change: _Change) -> Any:
     return _inserted(value, steps, change)
 
 
+def _dealt(value: Any, changes: Sequence[_Change]) -> Any:
+    """Tools in each other's places."""
+    found = {change.path: paths.get(value, paths.parse(change.new)) for change in changes}
+    for path, tool in found.items():
+        if not isinstance(tool, dict):
+            raise Unwritable(f"{path} is not a tool")
+        value = paths.changed(value, paths.parse(path), _constant(tool))
+    return value
+
+
+def _constant(new: Any) -> Callable[[Any], Any]:
+    return lambda _: new
+
+
 def _inserted(value: Any, steps: tuple[paths.Step, ...], change: _Change) -> Any:
     """A user message, or a text block among blocks, behind the item at `steps`."""
     siblings = paths.get(value, steps[:-1]) if steps else paths.MISSING
     at = steps[-1] if steps else None
     if not isinstance(siblings, list) or not isinstance(at, int) or at >= len(siblings):
         raise Unwritable(f"{change.path} is not in a list of messages")
+    flat = attributes_like(change.new, siblings[at], siblings)
+    if flat is not None:
+        return paths.changed(value, steps[:-1], lambda _: [*siblings, *flat])
     new = item_like(change.new, siblings[at])
     if new is None:
         raise Unwritable(f"{change.path} is not a message with a role")

@@ -54,6 +54,7 @@ def _tools(tools: Any, where: str, paths: dict[str, str]) -> list[dict[str, Any]
     else:
         raise BadRow("tools is not a list")
     shaped: list[dict[str, Any]] = []
+    own: list[tuple[dict[str, Any], str]] = []
     paths["tools"] = where
     for entry, at in entries:
         if not isinstance(entry, dict):
@@ -64,12 +65,14 @@ def _tools(tools: Any, where: str, paths: dict[str, str]) -> list[dict[str, Any]
                 raise BadRow("tools[] is not an object")
             paths[f"tools[{len(shaped)}].function"] = f"{at}.{key}[{index}]"
             shaped.append({"type": "function", "function": function})
-        for name, value in entry.items():
-            if name != key or not isinstance(functions, list):
-                paths[f"tools[{len(shaped)}]"] = f"{at}.{name}"
-                shaped.append({"type": name, name: value})
-            elif len(entries) == len(entry) == 1:  # the usual case: one list, whose order is the tools'
-                paths["tools"] = f"{at}.{name}"
+        own += [
+            ({"type": name, name: value}, f"{at}.{name}")
+            for name, value in entry.items()
+            if name != key or not isinstance(functions, list)
+        ]
+    for tool, at in sorted(own, key=lambda one: str(one[0]["type"])):  # the API gives them no order
+        paths[f"tools[{len(shaped)}]"] = at
+        shaped.append(tool)
     return shaped
 
 

@@ -152,8 +152,10 @@ def flattened(attributes: Attributes) -> Prompt | None:
 
 def _flat_message(prompt: Prompt, fields: dict[str, tuple[Any, str]]) -> None:
     ours = f"messages[{len(prompt.messages)}]"
-    role = fields.get("role", (None, ""))[0]
-    if not isinstance(role, str):
+    role, place = fields.get("role", (None, ""))
+    if isinstance(role, str):
+        prompt.paths[ours] = place.rpartition(".value")[0]
+    else:
         role, prompt.incomplete = "user", "attributes were dropped at the SDK's limit"
     message: Message = {"role": role, "content": None}
     parts: dict[int, dict[str, tuple[Any, str]]] = {}

@@ -42,7 +42,8 @@ class SlotEdit:
 
 @dataclass(frozen=True, slots=True)
 class ToolEdit:
-    """sort: tools by name. canonical: keys and unordered lists of each tool sorted, for one print of each."""
+    """sort: tools by name. canonical: keys and unordered lists of each tool sorted, `type` first, for one
+    print of each."""
 
     code: str
     action: Literal["sort-tools", "canonical-tools"]

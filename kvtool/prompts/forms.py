@@ -26,9 +26,11 @@ def canonical(text: str) -> str:
 
 
 def canonical_tool(tool: Any) -> Any:
-    """`tool` with sorted keys, and with sorted lists where JSON Schema gives their order no meaning."""
+    """`tool` with sorted keys, `type` first as every API prints it around a function, and with sorted lists
+    where JSON Schema gives their order no meaning."""
     if isinstance(tool, dict):
-        return {key: _set(tool[key]) if key in SETS else canonical_tool(tool[key]) for key in sorted(tool)}
+        keys = sorted(tool, key=lambda key: (key != "type", key))
+        return {key: _set(tool[key]) if key in SETS else canonical_tool(tool[key]) for key in keys}
     return [canonical_tool(item) for item in tool] if isinstance(tool, list) else tool
 
 

@@ -97,14 +97,19 @@ class Normalizer:
         return edited, tools
 
     def tool_order(self, tools: Sequence[dict[str, Any]]) -> list[int]:
-        """Places of `tools` in the order in which `apply` puts them: by name, equal names by their text."""
+        """Places of `tools` in the order in which `apply` puts them: by name, equal names by their text, the
+        provider's own tools, which have none, last."""
         places = list(range(len(tools)))
         if not self._sort:
             return places
         names = [_tool_name(tool) for tool in tools]
-        if len(set(names)) == len(names):  # the usual case, and twenty times cheaper
+        if len(set(names)) == len(names) and "" not in names:  # the usual case, and twenty times cheaper
             return sorted(places, key=names.__getitem__)
-        return sorted(places, key=lambda place: (names[place], json.dumps(tools[place], sort_keys=True)))
+
+        def key(place: int) -> tuple[bool, str, str]:
+            return names[place] == "", names[place], json.dumps(tools[place], sort_keys=True)
+
+        return sorted(places, key=key)
 
     def _tool(
         self, tool: dict[str, Any], notes: list[tuple[SlotEdit, str]], can_move: bool
@@ -119,6 +124,28 @@ class Normalizer:
                     if new != text:
                         tool = paths.changed(tool, steps, _constant(new))
         return canonical_tool(tool) if self._canonical else tool
+
+
+def matched(old: Sequence[Message], new: Sequence[Message]) -> list[list[Message]]:
+    """What `Normalizer.apply` made of each of the `old` messages: itself, with a note inserted behind it."""
+    result: list[list[Message]] = []
+    for message in new:
+        extra = len(new) > len(old) and set(message) == {"role", "content"} and message["role"] == "user"
+        if extra and (len(result) == len(old) or not _grew(old[len(result)], message)):
+            result[-1].append(message)
+        else:
+            result.append([message])
+    return result
+
+
+def _grew(old: Message, new: Message) -> bool:
+    """Whether `new` is `old` with something said at its end."""
+    if old.get("role") != new.get("role"):
+        return False
+    before, after = old.get("content"), new.get("content")
+    if isinstance(before, str) and isinstance(after, str):
+        return after.startswith(before)
+    return isinstance(before, list) and isinstance(after, list) and after[: len(before)] == before
 
 
 def _constant(text: str) -> Callable[[object], str]:
@@ -225,9 +252,21 @@ def _canonical_arguments(message: Message) -> Message:
     for call in calls:
         function = call.get("function") or {}
         arguments = function.get("arguments")
-        if isinstance(arguments, str):
-            printed = _reprinted(arguments)
-            if printed != arguments:
-                call = {**call, "function": {**function, "arguments": printed}}
+        printed = _reprinted(arguments) if isinstance(arguments, str) else _sorted_keys(arguments)
+        if printed is not arguments:
+            call = {**call, "function": {**function, "arguments": printed}}
         changed.append(call)
-    return message if changed == calls else {**message, "tool_calls": changed}
+    same = all(new is old for new, old in zip(changed, calls, strict=True))
+    return message if same else {**message, "tool_calls": changed}
+
+
+def _sorted_keys(value: Any) -> Any:
+    """`value` with sorted keys at every depth; the same object where they are."""
+    if isinstance(value, dict):
+        new = {key: _sorted_keys(value[key]) for key in sorted(value, key=str)}
+        same = list(new) == list(value) and all(new[key] is value[key] for key in new)
+        return value if same else new
+    if isinstance(value, list):
+        items = [_sorted_keys(item) for item in value]
+        return value if all(new is old for new, old in zip(items, value, strict=True)) else items
+    return value
