@@ -108,3 +108,8 @@ class Report:
     details: list[Table] = field(default_factory=list)
     all_details: bool = True
     page: Page | None = None
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 row`, `2 rows`, `1,000 rows`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -13,6 +13,7 @@ from kvtool.analysis.next_steps import Options, next_steps
 from kvtool.analysis.timeline import over_time, sessions
 from kvtool.analysis.what_if import capacity, routing
 from kvtool.page import BlockSize, Branch, Exhibit, Figure, Page
+from kvtool.report import plural
 
 SHOWN_TOKENS = 64
 """Tokens of a branch that are decoded."""
@@ -36,8 +37,9 @@ def analysis_page(
     lost = round((rate["normalized_tokens"] - rate["tokens"]) * document["tokens"]["prompt"])
     return Page(
         title="Prompt cache report",
-        subtitle=f"{files(source['files'])}: {source['requests']:,} requests in {source['sessions']:,} "
-        f"sessions, {document['tokens']['prompt']:,} prompt tokens, blocks of {document['block_size']}",
+        subtitle=f"{files(source['files'])}: {plural(source['requests'], 'request')} in "
+        f"{plural(source['sessions'], 'session')}, {document['tokens']['prompt']:,} prompt tokens, "
+        f"blocks of {document['block_size']}",
         figures=_figures(document, lost, price),
         redacted=hide is not None,
         prompt_tokens=document["tokens"]["prompt"],

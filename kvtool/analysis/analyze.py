@@ -21,6 +21,7 @@ from kvtool.errors import KvtoolError
 from kvtool.logs.reader import Log
 from kvtool.logs.traces import TraceBatch, trace_batches
 from kvtool.media import has_media
+from kvtool.report import plural
 from kvtool.requests import Request
 from kvtool.tokens import PromptEncoder, batches
 
@@ -280,12 +281,13 @@ class _Reader:
     def notes(self) -> list[str]:
         notes = []
         if self.config.where is not None:
-            notes.append(f"--where {self.config.where} kept {self.kept} of {self.seen} requests")
+            notes.append(f"--where {self.config.where} kept {self.kept:,} of {plural(self.seen, 'request')}")
         if self.held and len(self.held) < self.kept:
-            notes.append(f"findings judge the first {len(self.held)} of {self.kept} requests")
+            notes.append(f"findings judge the first {len(self.held):,} of {plural(self.kept, 'request')}")
         incomplete = sum(request.incomplete is not None for request in self.held)
         if incomplete:
-            notes.append(f"findings do not judge {incomplete} incomplete requests of {len(self.held)}")
+            left = plural(incomplete, "incomplete request")
+            notes.append(f"findings do not judge {left} of {len(self.held):,}")
         if self.media:
             notes.append("images, sound and files are counted by rule, not by the model: see the log formats")
         if self.encoder is not None and not self.encoder.tokenizer.exact:

@@ -6,7 +6,7 @@ from typing import Any
 from kvtool.analysis.advice import advise
 from kvtool.analysis.analyze import Analysis
 from kvtool.logs.reader import Log
-from kvtool.report import Column, Finding, Report, Table
+from kvtool.report import Column, Finding, Report, Table, plural
 
 
 def describe(log: Log, analysis: Analysis, findings: Sequence[Finding], normalized: float) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def present(document: dict[str, Any], findings: Sequence[Finding]) -> Report:
     """The document and its rendering for people."""
     source, rate = document["source"], document["hit_rate"]
     headline = [
-        f"{source['requests']:,} requests in {source['sessions']:,} sessions, "
+        f"{plural(source['requests'], 'request')} in {plural(source['sessions'], 'session')}, "
         f"{document['tokens']['prompt']:,} prompt tokens, blocks of {document['block_size']}",
         f"hit rate {rate['tokens']:.1%} of prompt tokens: "
         f"{rate['within_session_tokens']:.1%} within sessions, {rate['across_session_tokens']:.1%} across",
@@ -64,7 +64,7 @@ def present(document: dict[str, Any], findings: Sequence[Finding]) -> Report:
     if rate["normalized_tokens"] != rate["tokens"]:
         headline.append(f"hit rate {rate['normalized_tokens']:.1%} with all safe fixes (kvtool normalize)")
     headline += [
-        f"{skipped['rows']:,} rows skipped: {skipped['reason']} (first at {skipped['first']})"
+        f"{plural(skipped['rows'], 'row')} skipped: {skipped['reason']}, first at {skipped['first']}"
         for skipped in source["skipped"]
     ]
     details = [

@@ -111,6 +111,7 @@ def run(config: Config) -> tuple["Report", bool]:
     from kvtool.logs.sources import expand
     from kvtool.progress import counted, working
     from kvtool.renderers.html import write_page
+    from kvtool.report import plural
     from kvtool.tokens import load_encoder
 
     check_fail_on(config.fail_on, "--fail-on")
@@ -136,7 +137,7 @@ def run(config: Config) -> tuple["Report", bool]:
     failed = []
     stopping = sum(config.fail_on is not None and stops(finding, config.fail_on) for finding in findings)
     if stopping:
-        failed.append(f"failed: {stopping} findings (--fail-on {config.fail_on})")
+        failed.append(f"failed: {plural(stopping, 'finding')} (--fail-on {config.fail_on})")
     if config.min_hit_rate is not None and analysis.rates.tokens < config.min_hit_rate:
         failed.append(f"failed: hit rate {analysis.rates.tokens:.1%} is below {config.min_hit_rate:.1%}")
     report = present(document, findings)

@@ -120,6 +120,7 @@ def run(config: Config) -> int:
     from kvtool.lint.settings import check_codes, check_fail_on, nearest_settings
     from kvtool.progress import working
     from kvtool.renderers import RENDERERS
+    from kvtool.report import plural
     from kvtool.tokens import load_encoder
 
     settings = nearest_settings(Path.cwd())
@@ -134,11 +135,16 @@ def run(config: Config) -> int:
             "--max-regression: no baseline to compare with",
             "write one with --write-baseline FILE, then name it with --baseline FILE",
         )
+    baseline = load_baseline(path) if path is not None and config.write_baseline is None else None
+    if lint_config.max_regression is not None and baseline is not None and baseline.hit_rate is None:
+        raise KvtoolError(
+            f"--max-regression: {path} holds no hit rate: it was written without a log",
+            "write it again with --write-baseline and the logs",
+        )
     if config.unsafe_fixes and not (config.fix or config.diff):
         raise KvtoolError(
             "--unsafe-fixes alone fixes nothing", "add --fix, or --diff to see what it would do"
         )
-    baseline = load_baseline(path) if path is not None and config.write_baseline is None else None
     notes: list[str] = []
     tokenizer = config.tokenizer or settings.get("tokenizer")
     template = config.chat_template or settings.get("chat_template", "auto")
@@ -155,7 +161,7 @@ def run(config: Config) -> int:
         if config.diff:
             click.echo("\n".join(diff))
             return 1 if changed and not config.exit_zero else 0
-        notes.append(f"{changed} rows of logs fixed")
+        notes.append(f"{plural(changed, 'row')} of logs fixed")
     with working("reading, finding and pricing"):
         result = lint(
             config.paths, lint_config, lambda: load_encoder(tokenizer, template, notes.append), baseline

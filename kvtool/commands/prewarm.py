@@ -418,8 +418,7 @@ def load_workload(config: Config, model: "Model", notes: list[str]) -> "Workload
         log = open_log(config.logs, format=config.format, mapping=config.mapping)
         size = config.block_size or DEFAULT_BLOCK_SIZE
         workload = build_workload(log, model.encoder, size, config.share_tenants)
-        notes.extend(log.notes)
-        notes.extend(f"{one.rows} rows skipped: {one.reason} (first: {one.first})" for one in log.skipped)
+        notes += [*log.notes, *map(str, log.skipped)]
         return workload
     workload = load_analysis(config.analysis)
     document = load_document(config.analysis)

@@ -129,6 +129,7 @@ def read(config: Config) -> tuple[list["Request"], list[str]]:
     """The requests in arrival order, and what must be said about those that are left out."""
     from kvtool.engine.replay import sendable
     from kvtool.logs.reader import open_log
+    from kvtool.report import plural
 
     log = open_log(config.logs, format=config.format, mapping=config.mapping)
     found: list[Request] = []
@@ -139,8 +140,8 @@ def read(config: Config) -> tuple[list["Request"], list[str]]:
             found.append(request)
         else:
             refused[why] = refused.get(why, 0) + 1
-    notes = [f"{count} requests not sent: {why}" for why, count in refused.items()]
-    notes += [f"{skip.rows} rows skipped ({skip.first}): {skip.reason}" for skip in log.skipped]
+    notes = [f"{plural(count, 'request')} not sent: {why}" for why, count in refused.items()]
+    notes += map(str, log.skipped)
     if not found:
         raise KvtoolError(f"{log.files[0]}: nothing to send", "; ".join(notes))
     if all(request.arrival is not None for request in found):
@@ -204,7 +205,7 @@ def describe(
     config: Config, model: str, sent: Sequence["Sent"], predicted: list[int] | None, notes: list[str]
 ) -> "Report":
     """Rows, percentiles, and measured beside predicted."""
-    from kvtool.report import Column, Report, Table
+    from kvtool.report import Column, Report, Table, plural
 
     good = [result for result in sent if result.error is None]
     prompt = sum(result.prompt for result in good)
@@ -267,11 +268,13 @@ def describe(
         if values
     ]
     headline = [
-        f"{len(good)} of {len(sent)} requests answered by {model} at {config.url}",
+        f"{len(good):,} of {plural(len(sent), 'request')} answered by {model} at {config.url}",
         f"{cached:,} of {prompt:,} prompt tokens cached: hit rate {measured:.1%}"
         + ("" if expected is None else f" (predicted {expected:.1%})"),
     ]
-    headline += [f"failed: {count} requests, first {place}: {reason}" for reason, count, place in failures]
+    headline += [
+        f"failed: {plural(count, 'request')}, first {place}: {reason}" for reason, count, place in failures
+    ]
     return Report(data, headline, [Table("", columns, rows), Table("", times, quantiles)], notes=notes)
 
 

@@ -350,6 +350,5 @@ def load(config: Config) -> tuple["Workload", "Known", list[str]]:
             AnalyzeConfig(sizes, config.share_tenants, config.where, config.session_gap, held_tokens=0),
             advance,
         )
-    skipped = [f"{each.rows} rows skipped: {each.reason} (first at {each.first})" for each in log.skipped]
     known = Known(sweep(reading.base, sizes))
-    return reading.workload.unfolded(), known, [*skipped, *log.notes, *notes, *reading.notes]
+    return reading.workload.unfolded(), known, [*map(str, log.skipped), *log.notes, *notes, *reading.notes]

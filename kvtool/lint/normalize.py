@@ -13,7 +13,7 @@ from kvtool.lint.rewrite import Unwritable, rewritten
 from kvtool.logs.reader import Log, Row
 from kvtool.logs.writer import write_log
 from kvtool.prompts.normalizer import Normalizer
-from kvtool.report import Column, Report, Table
+from kvtool.report import Column, Report, Table, plural
 from kvtool.requests import Request
 from kvtool.tokens import PromptEncoder
 
@@ -106,11 +106,10 @@ def _report(
 ) -> Report:
     fixed = set(normalizer.edits)
     left = [one.finding for one in priced if not fixed.intersection(one.edits)]
-    notes = [*notes, *log.notes]
-    notes += [f"{skip.rows} rows skipped: {skip.reason}, first at {skip.first}" for skip in log.skipped]
+    notes = [*notes, *log.notes, *map(str, log.skipped)]
     if written.unwritable:
         notes.append(
-            f"{written.unwritable} rows left as they are: {written.reason}, first at {written.first}"
+            f"{plural(written.unwritable, 'row')} not changed: {written.reason}, first at {written.first}"
         )
     if left:
         codes = ", ".join(sorted({finding.code for finding in left}))
@@ -135,6 +134,6 @@ def _report(
     )
     headline = [
         f"hit rate {rates[0]:.1%} -> {rates[1]:.1%} of prompt tokens, measured by replay",
-        f"{written.changed:,} of {rows:,} rows changed",
+        f"{written.changed:,} of {plural(rows, 'row')} changed",
     ]
     return Report(data, headline, [table] if normalizer.edits else [], left, notes)

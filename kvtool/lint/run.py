@@ -22,7 +22,7 @@ from kvtool.lint.static.files import JINJA, PYTHON, STRUCTURED, SUFFIXES, TEXT, 
 from kvtool.lint.static.text import has_slots
 from kvtool.logs.reader import Log, open_log
 from kvtool.logs.sources import LOG_SUFFIXES
-from kvtool.report import Finding, Report
+from kvtool.report import Finding, Report, plural
 from kvtool.requests import Request
 from kvtool.tokens import PromptEncoder
 
@@ -99,8 +99,7 @@ def lint(
                 raise refused[0][1]
             found += charged(examine(requests, encoder, config.block_size), _rates(config))
             rate = replayed(requests, arrival_order(requests), encoder, config.block_size).tokens
-        notes += log.notes
-        notes += [f"{skip.rows} rows skipped: {skip.reason}, first at {skip.first}" for skip in log.skipped]
+        notes += [*log.notes, *map(str, log.skipped)]
         notes += _unjudged(requests)
     wanted = [one for one in found if selected(one.code, config.select, config.extend_select, config.ignore)]
     new = wanted if baseline is None else baseline.new(wanted)
@@ -196,13 +195,15 @@ def _failures(result: LintResult, config: LintConfig, baseline: Baseline | None)
     failures = []
     stopping = [one for one in result.findings if stops(one, config.fail_on)]
     if stopping:
-        failures.append(f"{len(stopping)} findings ({config.fail_on} or worse)")
+        failures.append(f"{plural(len(stopping), 'finding')} ({config.fail_on} or worse)")
     if config.min_hit_rate is not None and (result.hit_rate or 0.0) < config.min_hit_rate:
         said = "unknown" if result.hit_rate is None else f"{result.hit_rate:.1%}"
         failures.append(f"hit rate {said} is below {config.min_hit_rate:.1%}")
     if config.max_regression is not None and baseline is not None and baseline.hit_rate is not None:
         lost = 100 * (baseline.hit_rate - (result.hit_rate or 0.0))
-        if lost > config.max_regression:
+        if result.hit_rate is None:
+            failures.append("hit rate unknown: name the logs that the baseline was made with")
+        elif lost > config.max_regression:
             failures.append(f"hit rate fell by {lost:.1f} points (at most {config.max_regression:g} allowed)")
     return failures
 
@@ -237,11 +238,11 @@ def report(result: LintResult) -> Report:
             for code in used
         ],
     }
-    looked = f"{len(result.logs)} logs and {len(result.templates)} templates"
-    headline = [f"{len(result.findings)} findings in {looked}"]
+    looked = f"{plural(len(result.logs), 'log')} and {plural(len(result.templates), 'template')}"
+    headline = [f"{plural(len(result.findings), 'finding')} in {looked}"]
     if result.hit_rate is not None:
         headline[0] += f"; hit rate {result.hit_rate:.1%}"
     if result.known:
-        headline.append(f"{len(result.known)} more are in the baseline")
+        headline.append(f"{len(result.known):,} more in the baseline")
     notes = [*result.notes, *(f"failed: {failure}" for failure in result.failures)]
     return Report(data, headline, [], result.findings, notes)

@@ -14,6 +14,7 @@ from kvtool.logs.formats import FORMATS
 from kvtool.logs.mapping import explain, mapped_format
 from kvtool.logs.rows import Unreadable
 from kvtool.logs.sources import Input
+from kvtool.report import plural
 from kvtool.requests import Request, Source
 
 SNIFFED_ROWS = 40
@@ -35,6 +36,9 @@ class Skipped:
     reason: str
     rows: int
     first: str
+
+    def __str__(self) -> str:
+        return f"{plural(self.rows, 'row')} skipped: {self.reason}, first at {self.first}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,8 @@ class Log:
         if timeless == requests:
             self.note("no times in the log: requests are taken in file order")
         elif timeless:
-            self.note(f"{timeless} of {requests} requests have no time: they keep their place in the file")
+            some = f"{timeless:,} of {plural(requests, 'request')}"
+            self.note(f"no time in {some}: they keep their place in the file")
 
     def _file_rows(self, file: LogFile) -> Iterator[Row]:
         reader = self.reader_of(file)
@@ -162,7 +167,7 @@ class Log:
         if not self._reasons:
             return self.sources[0].format.nothing
         reason, count = self._reasons.most_common(1)[0]
-        return f"{count} rows: {reason}, first at {self._first[reason]}"
+        return f"{plural(count, 'row')}: {reason}, first at {self._first[reason]}"
 
 
 def open_log(

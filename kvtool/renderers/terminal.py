@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from kvtool.report import Column, Finding, Report, Table
+from kvtool.report import Column, Finding, Report, Table, plural
 
 DEAREST = 5
 """Findings shown where details are not asked for."""
@@ -37,7 +37,7 @@ def _say_more(console: Console, report: Report) -> None:
     """What `--details` would add."""
     more = [table.title for table in report.details]
     if (hidden := len(report.findings) - DEAREST) > 0:
-        more.insert(0, f"{hidden} cheaper findings")
+        more.insert(0, plural(hidden, "cheaper finding"))
     if more:
         console.print()
         console.print(f"[dim]--details shows[/] {escape(', '.join(more))}")

@@ -46,7 +46,7 @@ def test_findings_are_exit_1_and_clean_is_0(folder: Path) -> None:
     assert lint("prompt.j2", "--fail-on", "tool-order").exit_code == 0
     (folder / "clean.txt").write_text(f"{RULES}\nToday is {{date}}.")
     clean = lint("clean.txt")
-    assert (clean.exit_code, clean.stdout.splitlines()[0]) == (0, "0 findings in 0 logs and 1 templates")
+    assert (clean.exit_code, clean.stdout.splitlines()[0]) == (0, "0 findings in 0 logs and 1 template")
 
 
 @pytest.mark.parametrize(
@@ -122,6 +122,16 @@ def test_gates(folder: Path) -> None:
     regression = lint(LOG, "--ignore", "ALL", "--baseline", "known.json", "--max-regression", "2")
     assert regression.exit_code == 1
     assert "hit rate fell by" in regression.output
+    unread = lint("prompt.j2", "--ignore", "ALL", "--baseline", "known.json", "--max-regression", "2")
+    assert unread.exit_code == 1
+    assert "hit rate unknown: name the logs" in unread.output
+
+
+def test_a_baseline_without_a_log_cannot_gate_a_regression() -> None:
+    assert lint("prompt.j2", "--write-baseline", "known.json").exit_code == 0
+    gate = lint(LOG, "--ignore", "ALL", "--baseline", "known.json", "--max-regression", "2")
+    assert gate.exit_code == 2
+    assert "known.json holds no hit rate: it was written without a log" in gate.output
 
 
 def test_inline_ignores_and_unused_ones(folder: Path) -> None:
@@ -240,7 +250,7 @@ def test_requests_that_the_template_refuses_are_skipped_rows(folder: Path) -> No
     (folder / "log.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
     found = document("log.jsonl", "--chat-template", "strict.jinja")
     assert found["findings"] and found["findings"][0]["requests"] == 11
-    assert any("1 rows skipped" in note and "roles must alternate" in note for note in found["notes"])
+    assert any("1 row skipped" in note and "roles must alternate" in note for note in found["notes"])
     assert lint("log.jsonl", "--chat-template", "strict.jinja", "--fix").exit_code in (0, 1)
     (folder / "log.jsonl").write_text(json.dumps({"messages": rows[3]}) + "\n")
     nothing = lint("log.jsonl", "--chat-template", "strict.jinja")

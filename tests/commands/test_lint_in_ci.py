@@ -35,7 +35,7 @@ def test_kvtools_own_prompts_have_no_finding() -> None:
     own = [str(ROOT / "samples/airline-tau-bench.json"), str(ROOT / "kvtool/lint/samples.py")]
     result = CliRunner().invoke(main, ["lint", *own, "--fail-on", "info"])
     assert result.exit_code == 0, result.output
-    assert "0 findings in 1 logs and 1 templates" in result.output
+    assert "0 findings in 1 log and 1 template" in result.output
 
 
 def test_the_sample_log_has_what_was_planted_in_it_and_nothing_else() -> None:

@@ -8,7 +8,7 @@ from kvtool.engine.storage.maintenance import Difference
 from kvtool.engine.storage.manifest import Manifest
 from kvtool.engine.storage.shards import ShardSet
 from kvtool.engine.storage.verify import Fault
-from kvtool.report import Column, Report, Table
+from kvtool.report import Column, Report, Table, plural
 
 SHOWN = 20
 """Rows of a table for people; JSON has all."""
@@ -95,7 +95,7 @@ def verdict(folder: Path, manifest: Manifest, faults: list[Fault]) -> Report:
             for fault in faults
         ],
     }  # fmt: skip
-    good = f"{folder}: {manifest.rows:,} blocks in {len(manifest.files)} files, every byte verified"
+    held = f"{plural(manifest.rows, 'block')} in {plural(len(manifest.files), 'file')}"
     table = Table(
         "Faults",
         [Column("file"), Column("block"), Column("field"), Column("reason")],
@@ -103,9 +103,11 @@ def verdict(folder: Path, manifest: Manifest, faults: list[Fault]) -> Report:
     )
     if not faults:
         note = "unfinished: prewarm was interrupted, or gc dropped blocks; run prewarm again"
-        return Report(data, [good], notes=[] if manifest.complete else [note])
+        return Report(
+            data, [f"{folder}: {held}, every byte verified"], notes=[] if manifest.complete else [note]
+        )
     note = "kvtool shards gc drops bad blocks; a later prewarm computes them again"
-    return Report(data, [f"{folder}: {len(faults)} faults"], [table], notes=[note])
+    return Report(data, [f"{folder}: {plural(len(faults), 'fault')}"], [table], notes=[note])
 
 
 def comparison(left: Path, right: Path, difference: Difference) -> Report:
@@ -144,7 +146,5 @@ def cleaning(shards: ShardSet, files: int, blocks: int) -> Report:
         "blocks": len(shards.rows),
         "bytes": sum(file.bytes for file in shards.manifest.files),
     }
-    return Report(
-        data,
-        [f"{shards.folder}: {files} files removed, {blocks:,} blocks dropped, {len(shards.rows):,} left"],
-    )
+    gone = f"{plural(files, 'file')} removed, {plural(blocks, 'block')} dropped"
+    return Report(data, [f"{shards.folder}: {gone}, {len(shards.rows):,} left"])

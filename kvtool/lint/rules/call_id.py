@@ -7,7 +7,7 @@ from kvtool.lint.history import Break, Place, changed_place, new_unit, old_unit
 from kvtool.lint.rule import Docs, Sample
 from kvtool.lint.samples import dialogue, history
 from kvtool.prompts.turns import Change, Step
-from kvtool.report import Fix
+from kvtool.report import Fix, plural
 
 _ID = re.compile(r"\b(?:call|toolu|tool|fc|chatcmpl)[_-]?[A-Za-z0-9_-]{6,}\b|\b[0-9a-f]{8}-[0-9a-f-]{27}\b")
 
@@ -60,7 +60,7 @@ class CallId:
 
     def summary(self, breaks: list[Break]) -> str:
         """Says how often."""
-        return f"tool call ids are made anew in {len(breaks)} steps"
+        return f"tool call ids are made anew in {plural(len(breaks), 'step')}"
 
 
 RULE = CallId()

@@ -12,7 +12,7 @@ from kvtool.prompts.fields import split_path
 from kvtool.prompts.slots import Slot
 from kvtool.prompts.turns import Change, Step
 from kvtool.prompts.values import moments
-from kvtool.report import Fix
+from kvtool.report import Fix, plural
 
 SHORTEST = 12
 """Characters of a block."""
@@ -111,7 +111,7 @@ class EphemeralBlock:
 
     def summary(self, breaks: list[Break]) -> str:
         """Says how often."""
-        return f"a block comes or goes in {len(breaks)} steps"
+        return f"a block comes or goes in {plural(len(breaks), 'step')}"
 
     @staticmethod
     def is_habit(breaks: list[Break]) -> bool:

@@ -5,7 +5,7 @@ from kvtool.lint.history import Break, Place, changed_place, new_unit, unit_plac
 from kvtool.lint.rule import Docs, Sample
 from kvtool.lint.samples import ANSWERS, QUESTIONS, dialogue, history
 from kvtool.prompts.turns import Change, Step
-from kvtool.report import Fix
+from kvtool.report import Fix, plural
 
 
 class HistoryRewrite:
@@ -63,7 +63,7 @@ class HistoryRewrite:
 
     def summary(self, breaks: list[Break]) -> str:
         """Says how often."""
-        return f"earlier messages are rewritten in {len(breaks)} steps"
+        return f"earlier messages are rewritten in {plural(len(breaks), 'step')}"
 
 
 RULE = HistoryRewrite()

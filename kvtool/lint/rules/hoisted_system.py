@@ -11,7 +11,7 @@ from kvtool.lint.spread import steps
 from kvtool.prompts.fields import Field
 from kvtool.prompts.slots import Slot
 from kvtool.prompts.turns import Step
-from kvtool.report import Fix
+from kvtool.report import Fix, plural
 
 NOTES = ["The bag was found.", "A driver has been called.", "The driver is on his way."]
 
@@ -79,7 +79,7 @@ class HoistedSystem:
                 breaks,
                 corpus,
                 self._repair(breaks, corpus),
-                f"the head of the prompt grows in {len(breaks)} steps",
+                f"the head of the prompt grows in {plural(len(breaks), 'step')}",
             )
 
     def _growth(self, step: Step, corpus: Corpus) -> tuple[Place, str] | None:

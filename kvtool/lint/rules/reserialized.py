@@ -10,7 +10,7 @@ from kvtool.lint.samples import AGENT, chat, dialogue, history
 from kvtool.prompts.edits import Edit, TextEdit
 from kvtool.prompts.forms import canonical
 from kvtool.prompts.turns import Change, Step
-from kvtool.report import Fix
+from kvtool.report import Fix, plural
 
 
 class Reserialized:
@@ -85,7 +85,7 @@ class Reserialized:
                 place=first,
                 template=f"{first[2]}: {{{self.name}}}",
                 key=" ".join(map(str, key)),
-                message=f"the {first[2]} prompt comes in another form in {len(odd)} requests",
+                message=f"the {first[2]} prompt comes in another form in {plural(len(odd), 'request')}",
                 examples=[],
                 requests=sorted(odd),
                 distinct=len(set(odd.values())),
@@ -96,7 +96,7 @@ class Reserialized:
 
     def summary(self, breaks: list[Break]) -> str:
         """Says how often."""
-        return f"earlier messages come back in another form in {len(breaks)} steps"
+        return f"earlier messages come back in another form in {plural(len(breaks), 'step')}"
 
     def edits(self, change: Change, step: Step, corpus: Corpus) -> list[Edit]:
         """The canonical form that takes the difference away."""

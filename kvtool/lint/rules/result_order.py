@@ -5,7 +5,7 @@ from kvtool.lint.history import Break, Place, unit_place
 from kvtool.lint.rule import Docs, Sample
 from kvtool.lint.samples import AGENT
 from kvtool.prompts.turns import Change, Step
-from kvtool.report import Fix
+from kvtool.report import Fix, plural
 
 CALLS = [
     {"id": f"c{n}", "type": "function", "function": {"name": "track_bag", "arguments": f'{{"tag": "{n}"}}'}}
@@ -80,7 +80,7 @@ class ResultOrder:
 
     def summary(self, breaks: list[Break]) -> str:
         """Says how often."""
-        return f"results of parallel tool calls change places in {len(breaks)} steps"
+        return f"results of parallel tool calls change places in {plural(len(breaks), 'step')}"
 
 
 RULE = ResultOrder()

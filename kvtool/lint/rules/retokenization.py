@@ -7,7 +7,7 @@ from kvtool.lint.corpus import Corpus
 from kvtool.lint.repair import Repair
 from kvtool.lint.rule import Candidate, Docs, Sample
 from kvtool.lint.samples import AGENT, chat, history
-from kvtool.report import Fix
+from kvtool.report import Fix, plural
 from kvtool.tokens import BytesTokenizer
 
 
@@ -68,7 +68,7 @@ class Retokenization:
                 place=min(found),
                 template=f"assistant: {{{self.name}}}",
                 key="answers",
-                message=f"{len(found)} answers are other tokens when sent back: "
+                message=f"{plural(len(found), 'answer')} sent back as other tokens: "
                 f"{lost:,} of {generated:,} generated tokens are not reused",
                 examples=[],
                 requests=sorted({one[0] for one in found}),

@@ -7,7 +7,7 @@ from kvtool.lint.corpus import Corpus
 from kvtool.lint.repair import Repair
 from kvtool.lint.rule import Candidate, Docs, Sample
 from kvtool.lint.samples import AGENT, chat, history
-from kvtool.report import Fix
+from kvtool.report import Fix, plural
 
 
 class RoutingKey:
@@ -66,7 +66,7 @@ class RoutingKey:
                 place=(corpus.first(switched), "model", None, 0, 0),
                 template="{routing-key}",
                 key="model",
-                message=f"the model changes in {len(switched)} steps of running conversations",
+                message=f"the model changes in {plural(len(switched), 'step')} of running conversations",
                 examples=list(names)[:3],
                 requests=sorted(switched),
                 distinct=len(switched),

@@ -10,7 +10,7 @@ from kvtool.lint.samples import AGENT, TOOLS, chat
 from kvtool.prompts.edits import ToolEdit
 from kvtool.prompts.forms import canonical_tool
 from kvtool.prompts.slots import Slot, tool_name, worded
-from kvtool.report import Fix
+from kvtool.report import Fix, plural
 
 
 def _turned(tool: dict[str, object]) -> dict[str, object]:
@@ -98,7 +98,7 @@ class SchemaChurn:
             place=(first, f"tools[{number}]", "tools", 0, 0),
             template=f"{{schema-churn: {what}}}",
             key=what,
-            message=f"{what} of {len(tools)} tools vary: {distinct} versions",
+            message=f"{what} of {plural(len(tools), 'tool')}: {distinct} versions",
             examples=list(tools)[:3],
             requests=sorted({index for index, _ in places}),
             distinct=distinct,

@@ -5,7 +5,7 @@ from kvtool.lint.history import Break, Place, unit_place
 from kvtool.lint.rule import Docs, Sample
 from kvtool.lint.samples import dialogue, history
 from kvtool.prompts.turns import Change, Step
-from kvtool.report import Fix
+from kvtool.report import Fix, plural
 
 
 class SlidingWindow:
@@ -48,7 +48,7 @@ class SlidingWindow:
 
     def summary(self, breaks: list[Break]) -> str:
         """Says how often."""
-        return f"the oldest messages are dropped in {len(breaks)} steps"
+        return f"the oldest messages are dropped in {plural(len(breaks), 'step')}"
 
 
 RULE = SlidingWindow()

@@ -6,7 +6,7 @@ from kvtool.lint.corpus import Corpus
 from kvtool.lint.repair import Repair
 from kvtool.lint.rule import Candidate, Docs, Sample
 from kvtool.lint.samples import AGENT
-from kvtool.report import Fix
+from kvtool.report import Fix, plural
 
 MARKS = ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<\uff5cbegin\u2581of\u2581sentence\uff5c>")
 
@@ -51,7 +51,7 @@ class TemplateBos:
                 place=(found[0], first.path, first.role, 0, 0),
                 template="{template-bos}",
                 key="token 0",
-                message=f"{len(found)} prompts begin with two begin-of-text tokens",
+                message=f"two begin-of-text tokens at the head of {plural(len(found), 'prompt')}",
                 examples=[],
                 requests=found,
                 distinct=1,

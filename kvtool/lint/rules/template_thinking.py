@@ -6,7 +6,7 @@ from kvtool.lint.repair import Repair
 from kvtool.lint.rule import Docs, Sample
 from kvtool.lint.samples import dialogue, history
 from kvtool.prompts.turns import Change, Step
-from kvtool.report import Fix
+from kvtool.report import Fix, plural
 
 CLOSE = "</think>"
 
@@ -65,7 +65,7 @@ class TemplateThinking:
 
     def summary(self, breaks: list[Break]) -> str:
         """Says how often."""
-        return f"the chat template prints earlier messages differently in {len(breaks)} steps"
+        return f"the chat template prints earlier messages differently in {plural(len(breaks), 'step')}"
 
 
 RULE = TemplateThinking()

@@ -9,7 +9,7 @@ from kvtool.lint.repair import Repair
 from kvtool.lint.rule import Candidate, Docs, Sample
 from kvtool.lint.samples import AGENT, TOOLS, chat, history
 from kvtool.prompts.slots import tool_name
-from kvtool.report import Fix
+from kvtool.report import Fix, plural
 
 
 class ToolSet:
@@ -70,7 +70,7 @@ class ToolSet:
             place=(first, "tools", "tools", 0, 0),
             template="{tool-set}",
             key="tools",
-            message=f"tools come or go during {corpus.sessions(places)} conversations",
+            message=f"tools come or go during {plural(corpus.sessions(places), 'conversation')}",
             examples=list(dict.fromkeys(examples))[:3],
             requests=sorted(places),
             distinct=len(places),
