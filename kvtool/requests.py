@@ -13,10 +13,6 @@ Message = dict[str, Any]
 """An OpenAI chat message: role, content (string, parts or None), tool_calls, tool_call_id, name."""
 
 
-EARLIER = "(an earlier row)"
-"""In `Request.paths`: where messages come from that a request's own row does not hold."""
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where a request came from. `row` is 1-based: a JSONL line, a JSON array element, a table row."""
@@ -42,7 +38,8 @@ class Request:
     """One model call. Exactly one of `messages`, `text`, `token_ids`, `block_ids` holds the prompt.
 
     `arrival` is in microseconds UTC (None: the log has no times, file order counts).
-    `paths` maps our path prefixes to the source's where they differ, such as {"messages": "traj"}.
+    `paths` maps our path prefixes to the source's where they differ, such as {"messages": "traj"}, or to
+    `in_row` of another row.
     output_ids: token ids as the model generated them, where a log has them.
     `incomplete` says why the log cannot show the whole prompt (None: it can).
     """
@@ -71,3 +68,15 @@ class Request:
                 if path == ours or path.startswith((ours + "[", ours + ".")):
                     return self.paths[ours] + path[len(ours) :]
         return path
+
+    def holds(self, path: str) -> bool:
+        """Whether the request's own row has what stands at `path`."""
+        return not self.source_path(path).startswith(_ANOTHER)
+
+
+def in_row(row: int, path: str) -> str:
+    """A place in another row than the request's own."""
+    return path if path.startswith(_ANOTHER) else f"{_ANOTHER}{row}) {path}"
+
+
+_ANOTHER = "(row "

@@ -108,7 +108,7 @@ def _helps(candidate: Candidate, requests: Sequence[Request]) -> bool:
     """Whether the candidate's safe edits change a request: a prompt that is one text has no place for it."""
     normalizer = Normalizer([edit for edit in candidate.edits if edit.safe])
     for one in requests if normalizer.edits else ():
-        if one.messages:
+        if one.messages is not None and editable(one):
             made = normalizer.apply(one.messages, one.tools)
             if repr(made) != repr((one.messages, one.tools)):  # == does not see the order of keys
                 return True
@@ -165,7 +165,7 @@ def normalized_requests(requests: Sequence[Request], normalizer: Normalizer) -> 
     result = []
     became: dict[int, list[Message]] = {}
     for request, row_shared in zip(requests, share_a_list(requests), strict=True):
-        if not request.messages:
+        if request.messages is None or not editable(request):
             result.append(request)
             continue
         messages, tools = normalizer.apply(request.messages, request.tools, row_shared=row_shared)
@@ -173,6 +173,11 @@ def normalized_requests(requests: Sequence[Request], normalizer: Normalizer) -> 
         new = [message for old, now in own for message in became.setdefault(id(old), now)]
         result.append(replace(request, messages=new, tools=tools))
     return result
+
+
+def editable(request: Request) -> bool:
+    """Whether the request's row has messages that can be edited, the last one at least."""
+    return bool(request.messages) and request.holds(f"messages[{len(request.messages or ()) - 1}]")
 
 
 def share_a_list(requests: Sequence[Request]) -> list[bool]:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kvtool.lint.check import share_a_list
+from kvtool.lint.check import editable, share_a_list
 from kvtool.lint.dialect import attributes_like, item_like, part_like
 from kvtool.logs.reader import Row
 from kvtool.prompts import paths
 from kvtool.prompts.normalizer import Normalizer, matched
-from kvtool.requests import EARLIER, Message, Request
+from kvtool.requests import Message, Request
 
 
 class Unwritable(Exception):
@@ -46,8 +46,7 @@ def rewritten(row: Row, normalizer: Normalizer) -> Any:
     changes: dict[str, _Change] = {}
     for request, row_shared in zip(row.requests, shared, strict=True):
         for change in _changes(request, normalizer, row_shared):
-            if not change.path.startswith(EARLIER):
-                changes.setdefault(change.key(), change)
+            changes.setdefault(change.key(), change)
     value = row.value
     placed = [(change.kind, change.path) for change in changes.values() if change.kind != "add"]
     if len(set(placed)) < len(placed):
@@ -62,11 +61,12 @@ def rewritten(row: Row, normalizer: Normalizer) -> Any:
 
 
 def _changes(request: Request, normalizer: Normalizer, row_shared: bool) -> Iterator[_Change]:
-    if not request.messages:
+    if request.messages is None or not editable(request):
         return
     messages, tools = normalizer.apply(request.messages, request.tools, row_shared=row_shared)
     for change in _message_changes(request.messages, messages):
-        yield _led_back(change, request)
+        if request.holds(change.path):  # a message of an earlier row is edited there
+            yield _led_back(change, request)
     if request.tools and tools is not None:
         order = normalizer.tool_order(request.tools)
         for index, place in enumerate(order):

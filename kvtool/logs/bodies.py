@@ -38,16 +38,19 @@ def api_of(body: Any, url: str = "") -> str | None:
 
 def prompt_of(body: Mapping[str, Any], path: str, url: str = "") -> Prompt:
     """The prompt of a body at `path` in its row. Raises BadRow for one that is no model call."""
-    match api_of(body, url):
-        case "chat":
-            return chat.chat_prompt(body, path)
-        case "anthropic":
-            return anthropic_prompt(body, path)
-        case "responses":
-            return responses_prompt(body, path)
-        case "gemini":
-            return gemini_prompt(body, path)
-    raise BadRow("no messages, input or contents that are a prompt")
+    readers = {
+        "chat": chat.chat_prompt,
+        "anthropic": anthropic_prompt,
+        "responses": responses_prompt,
+        "gemini": gemini_prompt,
+    }
+    api = api_of(body, url)
+    if api is None:
+        raise BadRow("no messages, input or contents that are a prompt")
+    prompt = readers[api](body, path)
+    if path and prompt.model is not None:
+        prompt.paths["model"] = chat.join(path, "model")
+    return prompt
 
 
 def answer_of(response: Any) -> tuple[Message | str | None, int | None]:

@@ -24,6 +24,10 @@ class Attributes:
         """Path of a value that is there."""
         return self.values[key][1]
 
+    def first_place(self, *keys: str) -> str | None:
+        """Path of the value that `get` gives."""
+        return next((self.values[key][1] for key in keys if key in self.values), None)
+
 
 def records(row: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
     """(`spans` or `logRecords`, record, path) of everything in a row; what has another shape is left out."""

@@ -109,7 +109,8 @@ def _checked(path: Path, target: Path) -> tuple[set[str], float]:
     assert made["hit_rate"]["after"] == pytest.approx(promised, abs=1e-9)
     assert made["rows_unwritable"] == 0
     safe = {one.finding.code for one in priced if one.finding.fix.safe}
-    assert safe == {edit["code"] for edit in made["edits"]}
+    # Edits that change no row are written out all the same: a server may have use for them.
+    assert safe == ({edit["code"] for edit in made["edits"]} if made["rows_changed"] else set())
     return safe, promised - analysis.rates.tokens
 
 
@@ -147,6 +148,31 @@ def test_geminis_functions_change_places_beside_its_own_tools(tmp_path: Path) ->
     for row in written:
         names = [one["name"] for tool in row["tools"] for one in tool.get("functionDeclarations", ())]
         assert names == ["bus", "tram"]
+
+
+def test_messages_that_stand_in_other_rows_promise_no_safe_fix(tmp_path: Path) -> None:
+    """OpenTelemetry's message events: a span's prompt is spread over rows that are not its own."""
+    rules = "Answer questions about trams in two sentences, and name the stop and the line each time. " * 4
+    rows = []
+    for number in range(8):
+        ids = {"traceId": f"{number:032x}", "spanId": f"{number:016x}"}
+        said = {"system": f"Time: 10:{number:02}:{number:02}\n{rules}", "user": f"Where is line {number}?"}
+        records = [
+            {
+                **ids,
+                "eventName": f"gen_ai.{role}.message",
+                "body": {"kvlistValue": {"values": [{"key": "content", "value": {"stringValue": text}}]}},
+            }
+            for role, text in said.items()
+        ]
+        span = {**ids, "startTimeUnixNano": str(number * 10**9 + 1), "attributes": [
+            {"key": "gen_ai.operation.name", "value": {"stringValue": "chat"}}]}  # fmt: skip
+        rows += [
+            {"resourceLogs": [{"scopeLogs": [{"logRecords": [record]}]}]} for record in records
+        ] + [{"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}]  # fmt: skip
+    log = tmp_path / "events.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert _checked(log, tmp_path / "fixed.jsonl") == (set(), 0.0)
 
 
 def test_a_text_log_promises_no_safe_fix(tmp_path: Path) -> None:

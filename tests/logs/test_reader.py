@@ -8,6 +8,7 @@ import pytest
 from kvtool.errors import KvtoolError
 from kvtool.logs.reader import open_log
 from kvtool.logs.rows import Unreadable
+from kvtool.prompts import paths
 
 CHAT = '{"messages": [{"role": "user", "content": "%s"}]}'
 
@@ -151,3 +152,17 @@ def test_a_file_without_a_readable_row_says_why(tmp_path, data, said):
     (tmp_path / "log.jsonl").write_bytes(data)
     with pytest.raises(KvtoolError, match=said):
         open_log([str(tmp_path / "log.jsonl")])
+
+
+def test_a_model_is_named_where_the_row_has_it(samples):
+    named = set()
+    for sample in sorted(samples.iterdir()):
+        if sample.suffix != ".md" and sample.name != "openai-batch-output.jsonl":
+            for row in open_log([str(sample)]).rows():
+                for request in row.requests:
+                    if request.model is not None:
+                        path = request.source_path("model")
+                        assert paths.get(row.value, paths.parse(path)) == request.model, (sample, path)
+                        named.add(path)
+    assert {"body.model", "message.model", "request.model"} <= named
+    assert any(path.startswith(("events[", "samples[0].events[")) for path in named)

@@ -98,6 +98,7 @@ class ClaudeCode(Format):
             session=chain,
             model=text_or_none(message.get("model")),
             messages=_conversation(parent),
+            paths={"model": "message.model"},
             output=_conversation(_Turn(None, message, None))[0],
             output_tokens=count_or_none(usage.get("output_tokens")) if isinstance(usage, dict) else None,
             incomplete=MISSING,

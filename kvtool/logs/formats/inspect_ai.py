@@ -57,6 +57,7 @@ def _sample(sample: dict[str, Any], path: str, source: Source) -> Iterator[Reque
         where = chat.join(path, f"events[{index}]")
         reader = _Event(attachments if isinstance(attachments, dict) else {}, chat.join(path, "attachments"))
         messages = reader.messages(event, sample, path, where)
+        reader.prompt.paths["model"] = f"{where}.model"
         if not messages:
             raise BadRow("events[].input is empty")
         output = event.get("output")

@@ -58,6 +58,10 @@ def _generation(row: dict[str, Any], trace: Any, path: str, source: Source) -> I
     prompt = None if isinstance(again, str) else _prompt(again, where)
     answer, _ = structured(row.get("output"))
     output, output_tokens = bodies.answer_of(answer)
+    paths = prompt.paths if prompt else {"text": where}
+    own = next((key for key in ("model", "providedModelName") if named(row, (key,))), None)
+    if own is not None and not (prompt and prompt.model):
+        paths["model"] = chat.join(path, own)
     yield Request(
         id=named(row, ("id",)) or f"{source.file}:{source.row}-{path}",
         source=source,
@@ -65,14 +69,14 @@ def _generation(row: dict[str, Any], trace: Any, path: str, source: Source) -> I
         session=named(trace, ("sessionId", "session_id"))
         or named(row, ("sessionId", "traceId", "trace_id"))
         or named(trace, ("id",)),
-        model=(prompt.model if prompt else None) or named(row, ("model", "providedModelName")),
+        model=(prompt.model if prompt else None) or (named(row, (own,)) if own else None),
         messages=prompt.messages if prompt else None,
         tools=prompt.tools if prompt else None,
         text=again if prompt is None else None,
         output=output,
         output_tokens=(count_or_none(usage.get("output")) if isinstance(usage, dict) else None)
         or output_tokens,
-        paths=prompt.paths if prompt else {"text": where},
+        paths=paths,
         incomplete=prompt.incomplete if prompt else None,
     )
 

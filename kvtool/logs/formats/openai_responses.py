@@ -8,7 +8,7 @@ from typing import Any
 from kvtool.logs import bodies, chat
 from kvtool.logs.fields import text_or_none
 from kvtool.logs.format import Format
-from kvtool.requests import EARLIER, Request, Source
+from kvtool.requests import Request, Source, in_row
 
 REMEMBERED = 20_000
 """Responses whose turns are kept for a later `previous_response_id`."""
@@ -60,7 +60,7 @@ def _continued(request: Request, earlier: Request) -> Request:
         old.pop(0)
     answer = [earlier.output] if isinstance(earlier.output, dict) else []
     shift = len(old) + len(answer)
-    moved = {f"messages[{at}]": EARLIER for at in range(len(head), len(head) + shift)}
+    moved = {f"messages[{at}]": in_row(earlier.source.row, "") for at in range(len(head), len(head) + shift)}
     for ours, theirs in paths.items():
         if ours.startswith("messages["):
             index, rest = ours[len("messages[") :].split("]", 1)

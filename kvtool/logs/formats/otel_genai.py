@@ -14,12 +14,13 @@ from kvtool.logs.chat import Prompt
 from kvtool.logs.fields import count_or_none, microseconds, structured, text_or_none
 from kvtool.logs.format import BadRow, Format
 from kvtool.logs.otel_messages import flattened, from_event, from_parts
-from kvtool.requests import Message, Request, Source
+from kvtool.requests import Message, Request, Source, in_row
 
 REMEMBERED = 200_000
 """Calls whose ids are kept, so that a span and its log record are not counted twice."""
 
 OPERATIONS = ("chat", "text_completion", "generate_content", "completion")
+MODELS = ("gen_ai.request.model", "llm.model_name", "llm.request.model")
 DETAILS = "gen_ai.client.inference.operation.details"
 Key = tuple[str, str]
 
@@ -101,7 +102,7 @@ class OtelGenAI(Format):
         if name == "gen_ai.choice":
             call.output = message
         else:
-            call.prompt.paths[f"messages[{len(call.prompt.messages)}]"] = f"(row {source.row}) {path}"
+            call.prompt.paths[f"messages[{len(call.prompt.messages)}]"] = in_row(source.row, path)
             call.prompt.messages.append(message)
 
     def _span_events(self, key: Key, record: dict[str, Any], source: Source, path: str) -> None:
@@ -139,7 +140,7 @@ class OtelGenAI(Format):
             text=text,
             tools=prompt.tools,
             output=output,
-            paths=prompt.paths,
+            paths={**(call.paths or {}), **prompt.paths},
             incomplete=prompt.incomplete,
         )
 
@@ -152,13 +153,15 @@ def _is_call(attributes: otlp.Attributes) -> bool:
 def _request(record: dict[str, Any], attributes: otlp.Attributes, source: Source, key: Key) -> Request:
     times = (record.get(name) for name in ("startTimeUnixNano", "timeUnixNano", "observedTimeUnixNano"))
     moments = (microseconds(time, "ns") for time in times if time not in (None, "", "0", 0))
+    model_at = attributes.first_place(*MODELS)
     usage = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
     return Request(
         id=key[1],
         source=source,
         arrival=next((moment for moment in moments if moment is not None), None),
         session=text_or_none(attributes.get("gen_ai.conversation.id", "session.id")) or key[0],
-        model=text_or_none(attributes.get("gen_ai.request.model", "llm.model_name", "llm.request.model")),
+        model=text_or_none(attributes.get(*MODELS)),
+        paths=None if model_at is None else {"model": model_at},
         output_tokens=count_or_none(attributes.get(*usage)),
     )
 

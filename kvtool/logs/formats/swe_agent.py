@@ -30,7 +30,8 @@ class SWEAgent(Format):
         if not isinstance(row, dict) or not isinstance(row.get("trajectory"), list):
             raise BadRow("no `trajectory` in the row")
         history = row.get("history")
-        paths: dict[str, str] = {"messages": "history"}
+        model_at = {"model": "replay_config.agent.model.name"}
+        paths: dict[str, str] = {"messages": "history", **model_at}
         past = chat.chat_messages(history, "history", paths) if history else []
         answers = [index for index, message in enumerate(past) if message["role"] == "assistant" and index]
         answers = [index for index in answers if not past[index].get("is_demo")]
@@ -41,10 +42,10 @@ class SWEAgent(Format):
                 raise BadRow("trajectory[] is not an object")
             incomplete = None
             if step.get("query"):
-                places = {"messages": f"trajectory[{index}].query"}
+                places = {"messages": f"trajectory[{index}].query", **model_at}
                 messages = chat.chat_messages(step["query"], "trajectory[].query", places)
             elif step.get("messages"):
-                places = {"messages": f"trajectory[{index}].messages"}
+                places = {"messages": f"trajectory[{index}].messages", **model_at}
                 messages = _before_answer(
                     chat.chat_messages(step["messages"], "trajectory[].messages", places)
                 )
