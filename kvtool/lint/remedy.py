@@ -6,6 +6,7 @@ from kvtool.lint.corpus import Corpus
 from kvtool.lint.repair import Repair
 from kvtool.lint.rule import Candidate, SlotRule
 from kvtool.lint.spread import constant_in_sessions
+from kvtool.prompts import paths
 from kvtool.prompts.edits import FIRST_SENTENCE, TAIL_SENTENCE, SlotEdit, Target
 from kvtool.prompts.slots import Slot
 
@@ -24,11 +25,8 @@ LABEL = 80
 def slot_candidate(rule: SlotRule, slot: Slot, corpus: Corpus) -> Candidate:
     """The candidate for a slot that `rule` claims."""
     values = slot.values()
-    repair = Repair()
-    left, right = phrase(slot)
-    for index, place in slot.places.items():
-        if place.value:  # taken out, not frozen: a shared value would count as tokens saved
-            repair.texts[index].append((place.path, place.start - left, place.end + right, ""))
+    turned = slot.role not in EDITABLE and getattr(rule, "turns_round", False)
+    repair = _turned_round(slot, corpus) if turned else _taken_out(slot)
     first = corpus.first([index for index, place in slot.places.items() if place.value])
     place = slot.places[first]
     optional = "" in values and bool(place.value.strip())  # what comes and goes brings its line end along
@@ -51,6 +49,29 @@ def slot_candidate(rule: SlotRule, slot: Slot, corpus: Corpus) -> Candidate:
         # two blocks of text that others could share; of a user's message only its first slot hides them
         always=slot.stable_after() >= 8 * corpus.block_size and (slot.role in EDITABLE or slot.number == 0),
     )
+
+
+def _taken_out(slot: Slot) -> Repair:
+    """The prompts without the slot's values: frozen to one for all, they would count as tokens saved."""
+    repair = Repair()
+    left, right = phrase(slot)
+    for index, place in slot.places.items():
+        if place.value:
+            repair.texts[index].append((place.path, place.start - left, place.end + right, ""))
+    return repair
+
+
+def _turned_round(slot: Slot, corpus: Corpus) -> Repair:
+    """The prompts with the slot's values, such as the user's task, behind the rest of their message."""
+    repair = _taken_out(slot)
+    for index, texts in repair.texts.items():
+        request = corpus.requests[index]
+        for path, start, end, _ in list(texts):
+            body = {"messages": request.messages, "text": request.text}
+            whole = paths.get(body, paths.parse(path))
+            if isinstance(whole, str):
+                texts.append((path, len(whole), len(whole), f"\n\n{whole[start:end].strip()}"))
+    return repair
 
 
 def phrase(slot: Slot) -> tuple[int, int]:

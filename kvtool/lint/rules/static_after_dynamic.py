@@ -23,6 +23,7 @@ class StaticAfterDynamic:
     code = "KV302"
     name = "static-after-dynamic"
     fix = Fix("report", safe=False)
+    turns_round = True
     docs = Docs(
         what="Finds long text that never changes behind a text that does, such as a task or a persona.",
         why="The stable text is the same for all, but nobody can share it, because it does not come first.",

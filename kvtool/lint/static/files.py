@@ -10,6 +10,7 @@ from kvtool.blocks import fingerprint
 from kvtool.errors import KvtoolError
 from kvtool.lint.static.jinja import read_jinja
 from kvtool.lint.static.judge import findings
+from kvtool.lint.static.lists import check_lists
 from kvtool.lint.static.pieces import Prompt, line_of
 from kvtool.lint.static.python import read_python
 from kvtool.lint.static.text import read_structured, read_text
@@ -37,7 +38,8 @@ def check_file(path: Path) -> list[Finding]:
     reader: Callable[[str, str], list[Prompt]] = (
         read_jinja if suffix in JINJA else read_python if suffix in PYTHON else _read_text
     )
-    return [one for prompt in reader(source, file) for one in findings(prompt, file)]
+    found = [one for prompt in reader(source, file) for one in findings(prompt, file)]
+    return found + check_lists(source, file) if reader is read_python else found
 
 
 def _read_text(source: str, file: str) -> list[Prompt]:

@@ -1,6 +1,7 @@
 """Plain text, Markdown, strings of YAML or JSON: `{slot}`, `{{slot}}`, `${slot}`, `<<slot>>`, `%(slot)s`.
 
-`/users/{id}` is an address and no slot.
+`/users/{id}` is an address and no slot; `$DATE` is one where its name says that it varies, for `$PATH` and
+`$40` stand in many a prompt as they are.
 """
 
 import json
@@ -15,6 +16,8 @@ from kvtool.prompts import paths
 _SLOT = re.compile(
     r"\{\{\s*([^{}\n]{1,80}?)\s*\}\}|\$\{([A-Za-z_][\w.]{0,60})\}|(?<![{$\\/])\{([A-Za-z_][\w.]{0,60}(?:\(\))?)\}(?![}/])"
     r"|<<\s*([A-Za-z_]\w{0,60})\s*>>|%\(([A-Za-z_]\w{0,60})\)s|\[\[\s*([A-Za-z_]\w{0,60})\s*\]\]"
+    r"|(?<![\w$\\])\$((?i:(?:[a-z]+_)*(?:date|time|datetime|timestamp|now|today|weekday|uuid|nonce"
+    r"|(?:session|request|trace)_id)(?:_(?:utc|iso|str|string))?))\b"
 )
 
 
