@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvtool.lint.check import find
 from kvtool.lint.corpus import Corpus
 from kvtool.lint.naming import candidates
 from kvtool.lint.price import Pricer, replayed
@@ -15,6 +16,14 @@ from kvtool.requests import Request
 from kvtool.tokens import PromptEncoder
 
 Read = Callable[[Sequence[dict[str, Any]]], list[Request]]
+LETTERS = (
+    "Dear all, the soup was cold on both evenings and nobody came when we rang. Please tell the cook.",
+    "What a lovely garden you have! My mother sat there every day with her books until the sun went down.",
+    "Could you send me a bill for room twelve, with the tax on a line of its own? My office asks for it.",
+    "We shall come again in June with four children and a dog, and need two rooms that have a door between.",
+    "The old piano in the hall is out of tune. I know someone who would mend it for a weekend with you.",
+    "Somebody left a blue umbrella in the taxi that your porter called. Does he remember its number?",
+)
 SAMPLE = Path(__file__).resolve().parent.parent.parent / "samples/airline-chat.jsonl"
 
 
@@ -40,3 +49,15 @@ def test_only_what_changed_is_encoded_and_the_rates_are_exact(
     assert rates.saved.tolist() == full.saved.tolist()
     unrepaired = (pricer.base.rates.saved_tokens, pricer.base.rates.prompt_tokens)
     assert (rates.saved_tokens, rates.prompt_tokens) != unrepaired
+
+
+def test_a_task_before_its_instructions_is_priced_as_turned_round(read: Read, encoder: PromptEncoder) -> None:
+    rules = "Sort the letter into complaint, praise, question or order, and say why in one sentence. " * 6
+    before, after = (
+        read([{"messages": [{"role": "user", "content": form.format(letter, rules)}]} for letter in LETTERS])
+        for form in ("{0}\n\n{1}", "{1}\n\n{0}")
+    )
+    found = find(before, encoder, 32)
+    truth = replayed(after, range(len(after)), encoder, 32).tokens
+    assert [one.code for one in found] == ["KV302"]
+    assert found[0].hit_rate_if_fixed == pytest.approx(truth, abs=0.01)
