@@ -1,6 +1,7 @@
 """analyze: a stream of requests -> a workload and everything that is said about it."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from kvtool.ahead import ahead
 from kvtool.analysis.build import WorkloadBuilder, arrival_order, by_kind, encode
 from kvtool.analysis.curve import LruCurve, capacities
 from kvtool.analysis.filter import RowFilter
@@ -33,6 +35,9 @@ HELD_TOKENS = 20_000_000
 
 REQUEST_TOKENS = 250
 """A held request weighs so many tokens beyond its own: its objects, however short the prompt is."""
+
+AHEAD = 2
+"""Batches of a trace that are parsed while an earlier one goes into the trie."""
 
 PREVIEW = 160
 """Characters of a hot prefix that are shown, from its end: heads often look alike."""
@@ -137,9 +142,11 @@ def read_workload(
     """
     reader = _Reader(load, config, requests if isinstance(requests, Log) else None)
     columns = trace_batches(requests) if isinstance(requests, Log) and not config.where else None
-    for trace in columns or ():
-        reader.read_trace(trace)
-        progress(reader.seen)
+    if columns is not None:
+        with closing(ahead(columns, AHEAD, lambda _: 1)) as parsed:
+            for trace in parsed:
+                reader.read_trace(trace)
+                progress(reader.seen)
     for batch in batches(requests) if columns is None else ():
         reader.read(batch)
         progress(reader.seen)

@@ -288,6 +288,7 @@ def _graft(
         types.int32[::1],
     ),
     cache=True,
+    nogil=True,
 )
 def _insert(
     words: Any,

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
 
+from kvtool.ahead import ahead
 from kvtool.analysis.plan import Plan
 from kvtool.blocks import BlockHash, child_hash
-from kvtool.engine.ahead import ahead
 from kvtool.engine.allocation import Allocation, GateFailed, Stored, Verdict, uniform
 from kvtool.engine.calibration import query_guide
 from kvtool.engine.compute.arena import Block, Blocks

@@ -77,6 +77,7 @@ def _integer(data: Any, at: int) -> tuple[int, int]:
         types.int64[::1],
     ),
     cache=True,
+    nogil=True,
 )
 def _parse(data: Any, names: Any, sizes: Any, times: Any, fields: Any, offsets: Any, ids: Any) -> int:
     """Rows parsed; fewer than there are lines means that one was refused."""

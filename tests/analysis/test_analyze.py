@@ -1,7 +1,9 @@
 """analyze over streams of requests: sweep, filter, sessions, what is held, what is said."""
 
 import json
+import threading
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from kvtool.analysis.analyze import AnalyzeConfig, analyze, sweep
 from kvtool.analysis.build import build_runs
 from kvtool.analysis.hit_rates import hit_rates
 from kvtool.errors import KvtoolError
+from kvtool.logs import traces
 from kvtool.logs.reader import open_log
 from kvtool.requests import BlockIds, Request, Source
 from kvtool.templates import ChatMLTools, JinjaTemplate
@@ -134,3 +137,41 @@ def test_requests_that_the_chat_template_refuses_are_counted_like_bad_rows(tmp_p
     path.write_text(json.dumps({"messages": asked * 2}) + "\n")
     with pytest.raises(KvtoolError, match="roles must alternate"):
         analyze(open_log([str(path)]), lambda: encoder, AnalyzeConfig())
+
+
+def _trace(path, rows):
+    lines = (
+        f'{{"timestamp": {n * 100}, "input_length": {512 * (1 + n % 5)}, "output_length": 7, '
+        f'"hash_ids": {[n % 3 * 10 + at for at in range(1 + n % 5)]}}}\n'
+        for n in range(rows)
+    )
+    path.write_text("".join(lines))
+    return str(path)
+
+
+def test_a_trace_that_is_parsed_ahead_is_the_same_workload(tmp_path, monkeypatch):
+    path = _trace(tmp_path / "trace.jsonl", 3000)
+    whole = analyze(list(open_log([path])), None, AnalyzeConfig()).runs
+    monkeypatch.setattr(traces, "CHUNK", 5000)
+    seen = []
+    parsed = analyze(open_log([path]), None, AnalyzeConfig(), seen.append).runs
+    assert len(seen) > 20 and seen == sorted(seen) and seen[-1] == 3000
+    for name in ("leaf", "parent", "depth", "first", "prompt_tokens", "arrival"):
+        assert np.array_equal(getattr(parsed, name), getattr(whole, name)), name
+
+
+def test_an_interrupted_or_faulty_pass_leaves_no_thread(tmp_path, monkeypatch):
+    monkeypatch.setattr(traces, "CHUNK", 5000)
+    path = _trace(tmp_path / "trace.jsonl", 3000)
+
+    def interrupt(seen):
+        if seen > 500:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        analyze(open_log([path]), None, AnalyzeConfig(), interrupt)
+    with Path(path).open("a") as log:
+        log.write('{"timestamp": 1, "input_length": 512, "hash_ids": "no list"}\n')
+    with pytest.raises(KvtoolError, match=r"trace\.jsonl:3001"):
+        analyze(open_log([path], strict=True), None, AnalyzeConfig())
+    assert not [thread for thread in threading.enumerate() if thread.name == "kvtool-ahead"]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvtool.engine.ahead import ahead
+from kvtool.ahead import ahead
 
 
 def test_items_come_in_order_and_from_another_thread() -> None:
