@@ -44,13 +44,7 @@ def replay(
     """
     matched = np.empty(workload.requests, np.int64)
     bits = session_bits(workload) if bits is None else bits
-    state = None
-    for first, last, stage in stages(policy, workload):
-        state = (
-            pool_state(workload, stage, capacity, resident)
-            if state is None
-            else retuned(state, stage, float(workload.clock[first]))
-        )
+    for first, last, stage, state in staged(policy, workload, capacity, resident):
         replay_loop(
             state,
             stage.key,
@@ -75,7 +69,20 @@ def stages(policy: Policy | Schedule, workload: Workload) -> Iterator[tuple[int,
         yield first, last, stage
 
 
-def retuned(state: core.State, policy: Policy, now: float) -> core.State:
+def staged(
+    policy: Policy | Schedule, workload: Workload, capacity: int, resident: Resident | None
+) -> Iterator[tuple[int, int, Policy, core.State]]:
+    """`stages` with the cache that goes through all of them, ranked anew at each."""
+    state = None
+    for first, last, stage in stages(policy, workload):
+        if state is None:
+            state = pool_state(workload, stage, capacity, resident)
+        else:
+            state = _retuned(state, stage, float(workload.clock[first]))
+        yield first, last, stage, state
+
+
+def _retuned(state: core.State, policy: Policy, now: float) -> core.State:
     """The same cache, ranked by a policy whose model was fitted anew at `now`."""
     state = state._replace(parameters=policy.parameter_array())
     reclassify(state, now)

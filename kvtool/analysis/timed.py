@@ -12,7 +12,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from kvtool.analysis.replay import Schedule, pool_state, retuned, session_bits, stages
+from kvtool.analysis.replay import Schedule, session_bits, staged
 from kvtool.analysis.resident import Resident
 from kvtool.analysis.workload import Workload
 from kvtool.cache.aging import conclude, observe
@@ -74,13 +74,7 @@ def replay_timed(
     slots = np.full(len(nodes), -1, np.int32)
     held, heap = np.empty(workload.requests, np.int64), np.empty(workload.requests, np.int64)
     due, fresh = np.empty(workload.requests), np.zeros(workload.requests, np.int64)
-    state = None
-    for first, last, stage in stages(policy, workload):
-        state = (
-            pool_state(workload, stage, capacity, resident)
-            if state is None
-            else retuned(state, stage, float(workload.clock[first]))
-        )
+    for first, last, stage, state in staged(policy, workload, capacity, resident):
         _replay(
             state,
             stage.key,

@@ -66,25 +66,6 @@ class BlockTrie:
                 return ends
             self._reserve(self.size + MOST_NEW, int(offsets[done + 1] - offsets[done]) // self.width)
 
-    def graft(
-        self, link: NDArray[np.int32], counts: NDArray[np.int32], words: NDArray[np.uint32]
-    ) -> NDArray[np.int32]:
-        """Insert another trie's runs, parents first; returns the run here in which each ends, int32 [n].
-
-        link: parent, or -1 - space for a first run, in the other trie's numbers but this one's spaces.
-        counts: blocks of each run; words: theirs, one run after another, uint32 [blocks * width].
-        """
-        ends = np.empty(len(link), np.int32)
-        done = start = 0
-        while True:
-            done, start, self.size, self.blocks = _graft(
-                words, link, counts, done, start, self.size, self.blocks, *self._arrays(), ends
-            )
-            if done == len(link):
-                let_go(self._spool.words)
-                return ends
-            self._reserve(self.size + MOST_NEW, int(counts[done]))
-
     @property
     def link(self) -> NDArray[np.int32]:
         """Parent run, or -1 - space for a first run, int32 [n]."""
@@ -232,48 +213,6 @@ def _descend(
         start += same * width
         blocks -= same
     return link, size, used
-
-
-@njit(
-    types.UniTuple(types.int64, 4)(
-        types.uint32[::1],
-        types.int32[::1],
-        types.int32[::1],
-        *(types.int64,) * 4,
-        *RUNS,
-        *STORED,
-        types.int32[::1],
-    ),
-    cache=True,
-)
-def _graft(
-    words: Any,
-    link: Any,
-    counts: Any,
-    first: Any,
-    start: Any,
-    size: Any,
-    used: Any,
-    links: Any,
-    depths: Any,
-    firsts: Any,
-    hashes: Any,
-    table: Any,
-    stored: Any,
-    width: Any,
-    ends: Any,
-) -> Any:
-    """Graft runs from `first` on, whose words begin at `start`, as long as there is room."""
-    for other in range(first, link.size):
-        blocks = np.int64(counts[other])
-        if size + MOST_NEW > links.size or (used + blocks) * width > stored.size:
-            return other, start, size, used
-        below = np.int64(link[other] if link[other] < 0 else ends[link[other]])
-        ends[other], size, used = _descend(
-            words, start, blocks, below, size, used, links, depths, firsts, hashes, table, stored, width
-        )
-        start += blocks * width
-    return link.size, start, size, used
 
 
 @njit(
