@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from kvtool.analysis.next_steps import next_steps, target
-from kvtool.cli import COMMANDS
+from kvtool.cli import COMMANDS, main
 
 NASTY = "logs/a b'c $(touch hacked);&.jsonl"
 
@@ -38,7 +38,9 @@ def parsed(line):
     """The command's name and what click makes of the rest."""
     words = shlex.split(line)
     assert words[0] == "kvtool"
-    context = COMMANDS.load(words[1]).make_context(words[1], words[2:])
+    # Below `main`: a command keeps the first --help that a context gave it.
+    above = main.make_context("kvtool", [], resilient_parsing=True)
+    context = COMMANDS.load(words[1]).make_context(words[1], words[2:], parent=above)
     return words[1], context.params
 
 
