@@ -4,8 +4,10 @@ Plants every kind of breakage, several shapes each, into real dialogues, beside 
 stay silent, and prints recall and precision per rule, the error of the promised hit rate, and the speed.
 
     python benchmarks/breakage.py [DIALOGUES.json] [--tools TOOLS.json] [--only KV101] [--seed 1] [--bare]
+                                  [--wordings]
 
-With --bare the log has neither session ids nor times. DIALOGUES is a tau-bench trajectory file
+With --bare the log has neither session ids nor times; with --wordings a further set is planted, which was
+written before the rules were looked at. DIALOGUES is a tau-bench trajectory file
 (default: the sample of it in samples/).
 """
 
@@ -22,6 +24,8 @@ from breakage_planting import Base, Planted, Row
 from breakage_silent import DISTRACTORS
 from breakage_structure import SHAPES as STRUCTURE
 from breakage_values import SHAPES as VALUES
+from breakage_wordings import SHAPES as WORDINGS
+from breakage_wordings import SILENT
 
 from kvtool.lint.check import find
 from kvtool.lint.corpus import arrival_order
@@ -80,6 +84,7 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--bare", action="store_true")
+    parser.add_argument("--wordings", action="store_true")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     text = Path(options.tools).read_text(encoding="utf-8")
@@ -90,7 +95,8 @@ def main() -> None:
     encoder = load_encoder(options.tokenizer)
     scores: dict[str, Score] = defaultdict(Score)
     size = seconds = 0.0
-    for name, plant in [*VALUES, *LANGUAGES, *STRUCTURE, *FORMS]:
+    usual = [*VALUES, *LANGUAGES, *STRUCTURE, *FORMS]
+    for name, plant in WORDINGS if options.wordings else usual:
         if options.only not in name:
             continue
         planted = plant(base)
@@ -127,7 +133,7 @@ def main() -> None:
             row = mine[0].location.row - 1 if mine else min(planted.places, default=0)
             if not exact:
                 print(f"    expected in row {row + 1}: {sorted(planted.places.get(row, set()))[:3]}")
-    for name, make in DISTRACTORS:
+    for name, make in SILENT if options.wordings else DISTRACTORS:
         if options.only not in name:
             continue
         for finding in find(requests_of(make(base), options.bare), encoder, BLOCK_SIZE):

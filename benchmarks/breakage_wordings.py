@@ -1,4 +1,4 @@
-"""A third set of wordings, invented before the rules were looked at: breakages, and prompts that are fine."""
+"""Wordings invented before the rules were looked at: breakages, and prompts that are fine."""
 
 import copy
 import json
@@ -415,22 +415,22 @@ def last_six(base: Base) -> Planted:
     return planted
 
 
-@shape("KV404 old tool results elided")
+@shape("KV404 what was said five messages ago is elided")
 def elided(base: Base) -> Planted:
     planted = _edited(base, "KV404")
     for number, row in enumerate(planted.rows):
-        results = [at for at, message in enumerate(row["messages"]) if message["role"] == "tool"]
-        for at in results[:-1]:
+        said = [at for at, message in enumerate(row["messages"]) if message["role"] == "assistant"]
+        for at in [at for at in said if at < len(row["messages"]) - 4]:
             row["messages"][at]["content"] = "(elided to save space)"
             planted.places[number] |= {(f"messages[{at}].content", -1, -1), (f"messages[{at}]", -1, -1)}
     return planted
 
 
-@shape("KV407 history saved with CRLF")
+@shape("KV407 every other request has its history with CRLF")
 def crlf(base: Base) -> Planted:
     planted = _edited(base, "KV407")
     for number, row in enumerate(planted.rows):
-        for at, message in enumerate(row["messages"][1:-1], 1):
+        for at, message in enumerate(row["messages"][1:-1] if turn_of(row) % 4 == 1 else (), 1):
             if message.get("content") and message["role"] == "user":
                 message["content"] = message["content"].replace("\n", "\r\n") + "\r\n"
                 planted.places[number].add((f"messages[{at}].content", -1, -1))

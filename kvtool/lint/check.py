@@ -68,25 +68,26 @@ def examine(requests: Sequence[Request], encoder: PromptEncoder, block_size: int
 def _price(found: Sequence[Candidate], pricer: Pricer) -> list[Priced]:
     """Each candidate's price alone, or what is still lost when all others are repaired: the larger one.
 
-    The second counts what an earlier slot hides: alone, neither of two clocks is worth repairing.
+    The second counts what an earlier slot hides: alone, neither of two clocks is worth repairing. A repair
+    that costs tokens alone, as where a log only branched, is not made beside others.
     """
+    floor = NOISE * pricer.base.rates.prompt_tokens
     every = range(len(found))
-    best = pricer.repaired(every)
-    fixed: list[HitRates] = []
+    alone = [pricer.repaired([number]) for number in every]
+    helping = {number for number in every if lost_tokens(pricer.base, alone[number]) >= -floor}
+    best = pricer.repaired(helping)
     ways: list[tuple[int, Saved, Saved]] = []
     for number in every:
-        alone = pricer.repaired([number])
-        fixed.append(alone.rates)
-        others = pricer.repaired([other for other in every if other != number], like=best)
-        pairs = [(pricer.base, alone), (others, best)]
+        others = pricer.repaired(helping - {number}, like=best)
+        both = best if number in helping else pricer.repaired(helping | {number}, like=best)
+        pairs = [(pricer.base, alone[number]), (others, both)]
         ways.append(
             max(
                 ((lost_tokens(*pair), pair[0].saved, pair[1].saved) for pair in pairs), key=lambda way: way[0]
             )
         )
-    floor = NOISE * pricer.base.rates.prompt_tokens
     kept = [
-        (_finding(candidate, lost, fixed[number], pricer), number)
+        (_finding(candidate, lost, alone[number].rates, pricer), number)
         for number, (candidate, (lost, _, _)) in enumerate(zip(found, ways, strict=True))
         if candidate.always or lost >= max(floor, ROUNDING * pricer.block_size * candidate.distinct)
     ]

@@ -27,7 +27,7 @@ SESSION = _words(
 ENVIRONMENT = _words(
     r"""cwd|working.dir\w*|current.dir\w*|director(?:y|ies)|folder|project|repo(?:sitory)?|git|branch|commit|head
     host(?:name)?|machine|platform|operating.system|os|shell|kernel|uname|files?|tree|environment|env|version
-    python|node|path|status|open.tabs?
+    python|node|path|status|tabs?|editor|runtime|container|image|cluster|namespace|kube\w*(?:.context)?|server
     \w*verzeichnis|ordner|projekt|zweig|rechner|umgebung|betriebssystem|dateien
     directorio|carpeta|proyecto|rama|entorno|archivos|sistema.operativo
     r[eé]pertoire|dossier|projet|branche|environnement|fichiers|cartella|progetto|diret[oó]rio|pasta
@@ -47,7 +47,8 @@ USER = _words(
     r"""user(?:name)?|customer|client|member|caller|guest|patient|student|name|e-?mail|account|plan|membership
     profile|contact|status|tier|subscription|locale|language|time.?zone|country|region|city|role|company
     organi[sz]ation|team|helping|assisting|talking.to|speaking.(?:to|with)|chatting.with|on.behalf.of
-    logged.in.as|signed.in.as|address
+    logged.in.as|signed.in.as|address|pupil|learner|reader|visitor|shopper|buyer|passenger|traveller|traveler
+    applicant|candidate|employee|resident|player|parent|grade
     kund(?:e|in|en)\w*|\w*nutzer\w*|anrufer\w*|tarif|vertrag|sprache|wohnort|land|rolle|mitglied\w*|zeitzone
     cliente|usuari[oa]|nombre|correo|idioma|pa[ií]s|ciudad|rol|tarifa|plan[oa]
     cliente?|utilisat(?:eur|rice)|nom|langue|pays|ville|r[oô]le|abonnement|utente|nome|lingua|paese|citt[aà]

@@ -259,7 +259,8 @@ def _value_around(text: str, start: int, end: int, stamps: Sequence[tuple[int, i
     prose = text[start:end].count(" ") >= PROSE
     closing = re.compile(r"\s*</(\w+)>").match(text, end)
     opening = text.rfind("\n", 0, start) + 1
-    if closing is not None and re.match(rf"\s*<{closing[1]}\b", text[opening:end]):
+    tag = None if closing is None else re.compile(rf"\s*<{closing[1]}\b[^>]*>").match(text, opening)
+    if closing is not None and tag is not None and start < tag.end():
         left = opening + len(text[opening:end]) - len(text[opening:end].lstrip())
         right = closing.end()  # the element that the value opens ends with it
     elif prose:

@@ -23,7 +23,7 @@ _DATE = (
     r"|(?:19|20)\d{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?!\w))"
 )
 _TIME = (
-    r"(?:\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:\s?[AaPp][Mm]\b|\s?[AaPp]\.\s?[Mm]\b\.?)?"
+    r"(?:\d{1,2}\.\d{2}(?=\s?(?:[AaPp]\.?[Mm]\b|Uhr\b))(?:\s?[AaPp]\.?[Mm]\b\.?)?|\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:\s?[AaPp][Mm]\b|\s?[AaPp]\.\s?[Mm]\b\.?)?"
     r"|\d{1,2}\s?[AaPp]\.?[Mm]\b\.?|\d{1,2}h\d{2}(?:m\d{2}s?)?)"
 )
 _EAST_TIME = (
@@ -42,7 +42,10 @@ _EAST = (
     r"|(?:午前|午後|上午|下午|오전|오후)\s?\d{1,2}[时時点點시:](?:\d{1,2}[分분]?)?"
     r"|\d{1,2}\s?[时時点點시]\s?\d{1,2}\s?[分분]\s?(?:\d{1,2}\s?[秒초])?)"
 )
-_COMPACT = r"(?:(?:19|20)\d{6}[T_ -]?\d{6}Z?(?!\w))"
+_COMPACT = (
+    r"(?:(?:19|20)\d{6}[T_ -]?\d{6}Z?(?!\w)"
+    rf"|(?:0[1-9]|[12]\d|3[01])(?:[01]\d|2[0-3])[0-5]\d\s?[A-Z]\s?{MONTH}\s?\d{{2}}(?!\w))"  # date-time group
+)
 _ZONE = (
     r"(?:\s?Z\b|\s?[+-]\d{2}:?\d{2}\b|\s\(?(?:UTC|GMT)(?:[+-]\d{1,2}(?::?\d{2})?)?\b\)?"
     r"|\s\(?(?:[ECMPAH][SD]?T|CES?T|EES?T|BST|IST|JST|KST|AES?T|[A-Z][a-z]+/[A-Z][A-Za-z_]+)\b\)?"
@@ -68,6 +71,8 @@ _NUMBER = re.compile(
 )
 _MEASURE = re.compile(r"[-+]?[$€£¥]?\d{1,3}(?:,\d{3})*(?:\.\d+)?%?|[-+]?[$€£¥]?\d*\.\d+%?|\d{1,4}/\d{1,4}")
 """An amount, as no identifier is printed: with a decimal point, commas, a share."""
+LEAST_CODES = 4
+"""Values without a digit from which it can be told that nobody wrote them."""
 LONGEST_COUNT = 11
 """Digits; what is longer is an identifier, though it may rise."""
 
@@ -115,6 +120,11 @@ def is_clock(value: str) -> bool:
     )
 
 
+def is_epoch(value: str) -> bool:
+    """Seconds to nanoseconds since 1970 and nothing else."""
+    return _EPOCH.fullmatch(value.strip()) is not None
+
+
 def is_date(value: str) -> bool:
     """Mostly a date or weekday, without the time of day."""
     return bool(_covering(value)) and not is_clock(value)
@@ -147,6 +157,15 @@ def is_identifier(value: str) -> bool:
     if len(core) >= 8 and re.fullmatch(r"[0-9a-fA-F]+", core):
         return True
     return len(core) >= 12 and _looks_random(core)
+
+
+def is_code(values: Sequence[str]) -> bool:
+    """Capitals alone, as many in each of several values, fewer vowels than words have: drawn by chance."""
+    codes = [value.strip() for value in values if value.strip()]
+    if len(codes) < LEAST_CODES or any(re.fullmatch(r"[A-Z]{4,}", code) is None for code in codes):
+        return False
+    text = "".join(codes)
+    return len({len(code) for code in codes}) == 1 and sum(c in "AEIOU" for c in text) < len(text) / 4
 
 
 def _looks_random(core: str) -> bool:

@@ -2,13 +2,16 @@
 
 import pytest
 
-from kvtool.prompts.values import is_clock, is_date, is_identifier, is_number, moments
+from kvtool.prompts.values import is_clock, is_code, is_date, is_epoch, is_identifier, is_number, moments
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "2024-05-15 15:00:00 EST",
+        "09.26 AM CET",
+        "14.03.2026, 9.26 Uhr",
+        "030926ZMAR26",
         "2025-03-01T09:15:22.123Z",
         "2025-03-01 09:15:22+00:00",
         "Monday, March 3, 2025 at 10:15 AM (UTC)",
@@ -104,3 +107,15 @@ def test_a_snowflake_is_an_identifier_and_no_clock() -> None:
     assert is_identifier("1186939962107496397")
     assert not is_clock("1186939962107496397")
     assert not is_number("1186939962107496397")
+
+
+def test_codes_are_told_from_words_by_their_vowels_and_length() -> None:
+    assert is_code(["JKXXFW", "HAQJUF", "QZTRBM", "WPLKDA"])
+    assert not is_code(["PARIS", "TOKYO", "MIAMI", "CAIRO"])  # words
+    assert not is_code(["JKXXFW", "HAQJ", "QZTRBM", "WPLKDA"])  # of many lengths
+    assert not is_code(["JKXXFW", "HAQJUF"])  # too few to tell
+
+
+def test_a_stamp_alone_is_an_epoch() -> None:
+    assert is_epoch("1772530000.271590") and is_epoch(" 1772530000 ")
+    assert not is_epoch("at 1772530000") and not is_epoch("177253000")

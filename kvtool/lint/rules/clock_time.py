@@ -1,10 +1,12 @@
 """KV101 clock-time: the time of day in instructions or tools, new for every request."""
 
 from kvtool.lint.corpus import Corpus
+from kvtool.lint.labels import SESSION, nearest
 from kvtool.lint.rule import Docs, Sample
 from kvtool.lint.samples import AGENT, chat, turns
+from kvtool.lint.spread import constant_in_sessions
 from kvtool.prompts.slots import Slot
-from kvtool.prompts.values import is_clock, mostly
+from kvtool.prompts.values import is_clock, is_epoch, mostly
 from kvtool.report import Fix
 
 
@@ -47,8 +49,11 @@ class ClockTime:
     )
 
     def claims(self, slot: Slot, corpus: Corpus) -> bool:
-        """Most values tell the time of day."""
-        return mostly(slot.values(), is_clock)
+        """Most values tell the time of day; a stamp that a session keeps as its id does not."""
+        if not mostly(slot.values(), is_clock):
+            return False
+        stamps = mostly(slot.values(), is_epoch) and constant_in_sessions(slot, corpus)
+        return not (stamps and nearest(slot, SESSION) is SESSION)
 
     def message(self, slot: Slot, corpus: Corpus) -> str:
         """Says how often it changes."""

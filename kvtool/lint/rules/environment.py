@@ -17,6 +17,8 @@ _GIT = re.compile(
     r"^\s?(?:[MADRCU?!]{1,2}\s+\S|On branch |[0-9a-f]{7,40} )|working tree|modified:|untracked", re.I | re.M
 )
 _VARIABLE = re.compile(r"^(?:export )?[A-Z][A-Z0-9_]*=", re.M)
+_FILES = re.compile(r"[\w+-][\w./+-]*\.[A-Za-z]\w{0,4}(?:[,;]?\s+[\w+-][\w./+-]*\.[A-Za-z]\w{0,4})*")
+"""Names of files, one or a list of them."""
 _TREE = re.compile(r"^[\s│├└─|`+-]*[\w.@-]+(?:\.\w{1,5}|/)\s*$", re.M)
 
 
@@ -66,6 +68,8 @@ class Environment:
         """By the values' shape, else by the label nearest to the slot."""
         values = [value for value in slot.values() if value.strip()]
         if mostly(values, lambda value: bool(_PATH.fullmatch(value.strip())) and not _ZONE.match(value)):
+            return True
+        if mostly(values, lambda value: _FILES.fullmatch(value.strip()) is not None):
             return True
         if mostly(values, lambda value: len(_VARIABLE.findall(value)) >= 2):
             return True

@@ -8,10 +8,11 @@ from kvtool.lint.rule import Docs, Sample
 from kvtool.lint.samples import AGENT, chat, turns
 from kvtool.lint.spread import constant_in_sessions
 from kvtool.prompts.slots import Slot
-from kvtool.prompts.values import is_identifier, mostly
+from kvtool.prompts.values import is_code, is_epoch, is_identifier, mostly
 from kvtool.report import Fix
 
 _TEMPORARY = re.compile(r"te?mp|scratch|sandbox|/var/folders/|session|/run/", re.I)
+_SCRATCH = re.compile(r"[/\\](?:te?mp|scratch|sandbox|var/folders)(?:[/\\]|[-_.])", re.I)
 PATHS = ("/tmp/run-8c1f/work", "/tmp/run-03be/work", "/tmp/run-77aa/work")
 
 
@@ -51,14 +52,22 @@ class SessionToken:
 
     def claims(self, slot: Slot, corpus: Corpus) -> bool:
         """Identifiers kept by sessions, or labelled as a session's where no session has two requests."""
-        if not mostly(slot.values(), is_identifier):
+        values = slot.values()
+        scratch = mostly(
+            values, lambda value: _SCRATCH.search(value) is not None and " " not in value.strip()
+        )
+        if not (
+            scratch or is_code(values) or mostly(values, lambda one: is_identifier(one) or is_epoch(one))
+        ):
             return False
         says = nearest(slot, SESSION, REQUEST, ENVIRONMENT, USER)
-        if _TEMPORARY.search(label(slot)) or mostly(
-            slot.values(), lambda value: _TEMPORARY.search(value) is not None
+        if (
+            scratch
+            or _TEMPORARY.search(label(slot))
+            or mostly(values, lambda value: _TEMPORARY.search(value) is not None)
         ):
             says = SESSION
-        elif mostly(slot.values(), lambda value: "/" in value or "\\" in value):
+        elif mostly(values, lambda value: "/" in value or "\\" in value):
             return False  # a path is a session's only where it says so
         kept = constant_in_sessions(slot, corpus)
         return says is SESSION or (kept and says not in (ENVIRONMENT, USER))
