@@ -252,8 +252,13 @@ def _canonical_arguments(message: Message) -> Message:
     for call in calls:
         function = call.get("function") or {}
         arguments = function.get("arguments")
-        printed = _reprinted(arguments) if isinstance(arguments, str) else _sorted_keys(arguments)
-        if printed is not arguments:
+        if isinstance(arguments, str):
+            printed = _reprinted(arguments)
+            differs = printed != arguments
+        else:
+            printed = _sorted_keys(arguments)
+            differs = printed is not arguments
+        if differs:
             call = {**call, "function": {**function, "arguments": printed}}
         changed.append(call)
     same = all(new is old for new, old in zip(changed, calls, strict=True))
