@@ -68,7 +68,7 @@ class Codec(Protocol):
     ) -> dict[str, Tensor]:
         """keys, values: [layers, tokens, kv_heads, dim], finite. Deterministic to the bit.
 
-        feedback: a guide's for these layers, if the codec is steered.
+        feedback: a guide's for a block's layers, which repeat block by block, if the codec is steered.
         """
         ...
 
@@ -222,9 +222,7 @@ def encode_blocks(
                 raise KvtoolError(
                     f"the model's {noun} are not finite in {shape.dtype}", "use --dtype float32 or bfloat16"
                 )
-        feedback = None
-        if guide is not None and stack.codec.steered:
-            feedback = guide.feedback(stack.layers).repeat(len(keys) // len(stack.layers), 1, 1, 1)
+        feedback = guide.feedback(stack.layers) if guide is not None and stack.codec.steered else None
         for name, tensor in stack.codec.encode(keys, values, first, feedback).items():
             tensors[name + stack.suffix] = tensor
     parts = block_parts(codec, shape, first)

@@ -44,14 +44,19 @@ class Guide:
 
 
 def steered(numbers: Tensor, grid: Grid, bits: int, feedback: Tensor) -> Tensor:
-    """Codes in place of `grid.codes`: uint8 [layers, groups, tokens, heads, dim], as `numbers`, float32.
+    """Codes in place of `grid.codes`: uint8 [n * layers, groups, tokens, heads, dim], as `numbers`, float32.
 
     The grid has an offset, and one step for each channel of a group; feedback: [layers, heads, dim, dim].
     """
     assert grid.offsets is not None
     dim = numbers.shape[4]
-    left = numbers.permute(4, 0, 3, 1, 2).clone()  # channels first: each is one stretch of memory
-    steps, lowest = (part.float().permute(4, 0, 3, 1, 2) for part in (step_sizes(grid.steps), grid.offsets))
+
+    def channels_first(part: Tensor) -> Tensor:
+        """[dim, layers, heads, n, groups, tokens]: a channel is one stretch of memory."""
+        return part.float().reshape(-1, len(feedback), *part.shape[1:]).permute(5, 1, 4, 0, 2, 3)
+
+    left = channels_first(numbers).clone(memory_format=torch.contiguous_format)
+    steps, lowest = channels_first(step_sizes(grid.steps)), channels_first(grid.offsets)
     divisors, highest = steps.clamp_min(SMALLEST_STEP), lowest + (2**bits - 1)
     weights = feedback.to(numbers.device).permute(2, 3, 0, 1)
     points = torch.empty_like(left)
@@ -60,7 +65,7 @@ def steered(numbers: Tensor, grid: Grid, bits: int, feedback: Tensor) -> Tensor:
         for at in range(begin, end):
             torch.clamp((left[at] / divisors[at]).round_(), lowest[at], highest[at], out=points[at])
             left[at].addcmul_(points[at], steps[at], value=-1)  # what is left of it is its error
-            near = weights[at, at + 1 : end, ..., None, None]
+            near = weights[at, at + 1 : end, ..., None, None, None]
             left[at + 1 : end].addcmul_(near, left[at], value=-1)
-        left[end:] -= torch.einsum("ijlh,ilhgt->jlhgt", weights[begin:end, end:], left[begin:end])
-    return (points - lowest).permute(1, 3, 4, 2, 0).to(torch.uint8)
+        left[end:] -= torch.einsum("ijlh,ilhngt->jlhngt", weights[begin:end, end:], left[begin:end])
+    return (points - lowest).permute(3, 1, 4, 5, 2, 0).flatten(0, 1).to(torch.uint8)

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from kvtool.engine.storage import grid
-from kvtool.engine.storage.codec import block_bytes, decode_block, encode_block, load_codec
+from kvtool.engine.storage.codec import block_bytes, decode_block, encode_block, encode_blocks, load_codec
 from kvtool.engine.storage.grid import step_sizes
 from kvtool.engine.storage.layout import BlockShape
 from kvtool.engine.storage.rotation import rotate
@@ -108,3 +108,18 @@ def test_a_channel_of_zeros_and_a_guide_of_zeros() -> None:
     assert (grid.decode(grid.Grid(codes, made.steps, made.offsets))[..., 3] == 0).all()
     nothing = Guide([torch.zeros(HEADS, DIM, DIM)] * LAYERS).feedback((0, 1))
     assert torch.equal(steered(numbers, made, 4, nothing), made.codes)
+
+
+def test_blocks_that_are_coded_together_are_as_each_alone() -> None:
+    shape = BlockShape.of_layers(8, "float32", [(HEADS, DIM, DIM)] * LAYERS)
+    guide = Guide(list(moments()))
+    some = [keys(8, seed)[:, 0] for seed in (1, 2, 3)]
+    for name in ("int4", "k3v2"):
+        codec = load_codec({"codec": name})
+        together = [(torch.stack([one[layer] for one in some]),) * 2 for layer in range(LAYERS)]
+        made = encode_blocks(codec, shape, together, False, guide)
+        for row, one in zip(made, some, strict=True):
+            alone = encode_block(
+                codec, shape, [(one[layer], one[layer]) for layer in range(LAYERS)], False, guide
+            )
+            assert row.numpy().tobytes() == alone
