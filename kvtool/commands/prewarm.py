@@ -388,7 +388,8 @@ def log_again(config: Config) -> "Log":
     if config.analysis is None:
         if "-" in config.logs:
             raise KvtoolError(
-                "--logs -: blocks are protected or measured by reading the log twice", "name a file"
+                "--logs -: blocks are protected or measured by reading the log twice",
+                "name a file, or give --protect none and no --max-kl",
             )
         return open_log(config.logs, format=config.format, mapping=config.mapping)
     source = load_document(config.analysis)["source"]
@@ -396,7 +397,7 @@ def log_again(config: Config) -> "Log":
         if not Path(file).is_file():
             raise KvtoolError(
                 f"{config.analysis}: source: {file} is not there, and is read again to protect or measure",
-                "prewarm from --logs, or choose a codec without --protect and --max-kl",
+                "prewarm from --logs, or give --protect none and no --max-kl",
             )
     return open_log(source["files"], format=source["format"], mapping=config.mapping)
 

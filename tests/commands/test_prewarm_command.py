@@ -335,6 +335,10 @@ def test_an_analysis_leads_to_its_log(steady, tiny_model, branching_log, tmp_pat
     log.unlink()
     lost = kvtool("prewarm", "--from", analysis, *rest, "--out", tmp_path / "three")
     assert lost.exit_code == 2 and f"source: {log} is not there" in lost.stderr
+    plain = ["--model", tiny_model, "--codec", "int8", "--prefill-rate", 100, "--out", tmp_path / "three"]
+    lost = kvtool("prewarm", "--from", analysis, *plain)
+    assert lost.exit_code == 2 and "give --protect none and no --max-kl" in lost.stderr
+    assert document("prewarm", "--from", analysis, *plain, "--protect", "none")["new_blocks"] > 0
 
 
 def test_roles_that_nobody_has_are_named(steady, tmp_path) -> None:
