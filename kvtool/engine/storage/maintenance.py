@@ -166,7 +166,8 @@ def collect_garbage(
 def refuse_strangers(folder: Path) -> None:
     """KvtoolError where a directory without a manifest holds anything else than what a crash may leave."""
     for name in sorted(path.name for path in folder.iterdir()):
-        if not WRITTEN.fullmatch(name) and not TEMPORARY.fullmatch(name):
+        ours = WRITTEN.fullmatch(name) or TEMPORARY.fullmatch(name)
+        if name == MANIFEST or not ours:  # a manifest that is there and does not exist is a broken link
             raise KvtoolError(f"{folder}: not empty and no shard directory: {name}", "name another --out")
 
 

@@ -397,6 +397,16 @@ def test_merge_names_the_folder_of_a_bad_block(folder: Path, tmp_path: Path) -> 
     assert verify(tmp_path / "merged") == [] and len(open_shards(tmp_path / "merged").rows) == 6
 
 
+def test_shards_whose_manifest_is_a_broken_link_are_not_swept(folder: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(folder, tmp_path / "other"))
+    (folder / "manifest.json").unlink()
+    (folder / "manifest.json").symlink_to(tmp_path / "unmounted")
+    before = {path.name for path in folder.iterdir()}
+    with pytest.raises(KvtoolError, match=r"no shard directory: manifest\.json"):
+        maintenance.merge([open_shards(other)], folder)
+    assert {path.name for path in folder.iterdir()} == before
+
+
 def test_gc_makes_no_folder(tmp_path: Path) -> None:
     with pytest.raises(KvtoolError, match="no manifest"):
         maintenance.collect_garbage(tmp_path / "typo")
