@@ -1,7 +1,7 @@
 """A model's fingerprint: named fields that its KV values depend on, and one digest over them.
 
 Everything comes from the files themselves, not from what a version of transformers makes of them, so
-an upgrade does not orphan shards. Digests of weights are kept in the cache directory by size and time.
+an upgrade does not orphan shards. Digests of weights are kept in the cache directory by inode, size and times.
 """
 
 import hashlib
@@ -71,7 +71,8 @@ def weights_digest(folder: Path) -> str:
     fresh = {}
     for path in weight_files(folder):
         status = path.stat()
-        key = f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
+        # mtime can be set back, as rsync and tar do; ctime cannot.
+        key = f"{path.resolve()}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}"
         if key not in known:
             with path.open("rb") as handle:
                 fresh[key] = hashlib.file_digest(handle, "sha256").hexdigest()
@@ -83,7 +84,7 @@ def weights_digest(folder: Path) -> str:
 
 
 def _read_memory(path: Path) -> dict[str, str]:
-    """Digests by path, size and time. A damaged file only costs hashing again."""
+    """Digests by path, inode, size and times. A damaged file only costs hashing again."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
