@@ -1,7 +1,7 @@
 """A model's fingerprint: named fields that its KV values depend on, and one digest over them.
 
 Everything comes from the files themselves, not from what a version of transformers makes of them, so
-an upgrade does not orphan shards. Digests of weights are kept in the cache directory by inode, size and times.
+an upgrade does not orphan shards. Digests of weights are kept in the cache directory by inode, size, times.
 """
 
 import hashlib
