@@ -107,12 +107,11 @@ def _place(arena: Arena, shape: BlockShape, slots: list[int], blocks: list[Encod
         arena.write_blocks(slots, stack([block.decode(shape) for block in blocks]))
     else:
         data = _staged([block.data for block in blocks], arena.device)
-        readable = isinstance(codec, Quantized) and {codec.keys.bits, codec.values.bits} <= {8, 4}
         if isinstance(arena, QuantizedArena):
             if codec == arena.codec and not first:
                 arena.put_codes(slots, codes_in(codec, shape, data))
                 return
-        elif arena.kernels and readable and not first:
+        elif arena.kernels and not first and _expandable(codec, shape):
             _expand(arena, slots, codes_in(codec, shape, data))
             return
         arena.write_blocks(slots, decode_blocks(codec, shape, data, first, arena.dtype))
@@ -139,6 +138,14 @@ def _bytes_of(codec: "BlockCodec", shape: BlockShape, codes: Sequence[QuantizedB
         for name, tensor in zip(ordered, blocks.tensors(), strict=True):
             named[name + each.suffix] = tensor.transpose(0, 1).flatten(1).view(torch.uint8)
     return torch.cat([named[part.name] for part in block_parts(codec, shape, False)], 1)
+
+
+def _expandable(codec: "BlockCodec", shape: BlockShape) -> bool:
+    """Whether the kernel takes such blocks; the codec restores all others."""
+    size = shape.block_size
+    even = all(group.key_dim % 2 == group.value_dim % 2 == 0 for group in shape.groups)
+    few = isinstance(codec, Quantized) and {codec.keys.bits, codec.values.bits} <= {8, 4}
+    return few and even and size >= 16 and size & (size - 1) == 0
 
 
 def _expand(arena: Arena, slots: list[int], codes: Sequence[QuantizedBlocks]) -> None:

@@ -89,6 +89,22 @@ def test_blocks_are_placed_as_each_one_decodes(model: Any, kind: str, names: lis
                     assert (tensor - truth).norm() < 0.15 * truth.norm(), "rounded once more"
 
 
+@pytest.mark.parametrize("size", [8, 24])
+def test_blocks_of_a_size_that_the_kernel_does_not_take(model: Any, size: int) -> None:
+    shape = BlockShape.of_layers(size, model.dtype_name, model.config.layer_shapes)
+    codec = load_codec({"codec": "int4"})
+    source, target = Arena(model, 3, size), Arena(model, 3, size)
+    for tensor in (*source.keys, *source.values):
+        tensor.normal_()
+    target.kernels = True
+    data = encode_block(codec, shape, source.read_block(1), False)
+    place_blocks(target, shape, [2], [Encoded(codec, data, False)])
+    for pair, other in zip(
+        target.read_block(2), decode_block(codec, shape, bytearray(data), False), strict=True
+    ):
+        assert torch.equal(pair[0], other[0]) and torch.equal(pair[1], other[1])
+
+
 @pytest.mark.parametrize("name", ["int8", "k8v4", "int4"])
 def test_quantized_blocks_leave_as_they_came(model: Any, name: str) -> None:
     codec, shape, source = load_codec({"codec": name}), shape_of(model), filled(model)
