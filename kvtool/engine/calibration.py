@@ -4,6 +4,8 @@ They steer the rounding of keys (storage/rounding.py). The text is long enough t
 position (RoPE) is seen all the way round, and what turns slowly is seen where it stands.
 """
 
+from contextlib import suppress
+
 import numpy as np
 import torch
 from safetensors import SafetensorError
@@ -18,6 +20,7 @@ from kvtool.engine.compute.runner import Chunk, Runner
 from kvtool.engine.schedule import CHUNK_TOKENS
 from kvtool.engine.storage.rounding import Guide
 from kvtool.engine.watching import watching
+from kvtool.errors import KvtoolError
 from kvtool.files import write_whole
 
 TOKENS = 2048
@@ -61,8 +64,9 @@ def query_guide(model: Model) -> Guide:
     except (OSError, KeyError, SafetensorError):
         pass
     found = query_moments(model)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, save({str(layer): moments for layer, moments in enumerate(found)}))
+    with suppress(OSError, KvtoolError):  # a cache that cannot be written costs time alone
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, save({str(layer): moments for layer, moments in enumerate(found)}))
     return Guide(found)
 
 

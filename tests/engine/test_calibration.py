@@ -41,3 +41,5 @@ def test_a_guide_is_measured_once(tiny_model: Path, tmp_path: Path, monkeypatch:
     (kept,) = (tmp_path / "query-moments").iterdir()
     kept.write_bytes(b"damaged")
     assert torch.equal(calibration.query_guide(model).feedback((0, 1)), first) and len(calls) == 2
+    monkeypatch.setenv("KVTOOL_CACHE", str(kept))  # a file: nothing can be kept there
+    assert torch.equal(calibration.query_guide(model).feedback((0, 1)), first) and len(calls) == 3
