@@ -1,192 +1,154 @@
 """The GPU path on one card, in one command and one run: `python benchmarks/gpu.py [--out gpu.json]`.
 
 No network, no weights: models of real shapes (Llama 3.2 1B and Llama 3.1 8B) with random weights in bf16.
-Kernels are set against the card's own copy bandwidth and matrix rate, decodes against the time that
-reading the weights once must take and against transformers' generate and continuous batching, first
-tokens of a warm prefix (device, host, disk; raw, int8, int4) against a cold one, and the case of 20 sessions
-that share 8,192 tokens with sharing on and off. Every figure is of this run; ratios are what to compare.
+Kernels are set against the card's own copy bandwidth and matrix rate, decodes against the time that reading
+the weights once must take and against transformers' generate and continuous batching, first tokens of a
+prefix on the device, in host memory and on disk against a cold one, and 20 sessions that share 8,192 tokens
+with sharing on and off. Every figure is of this run; ratios are what to compare.
+
+Each part runs in a process of its own, so that one that fails or hangs costs only itself, and every row is
+written as soon as it is there. All parts together get `--minutes`. A model that does not fit is replaced by
+the smaller one. `--rehearse` does everything on a CPU, with a tiny model under Triton's interpreter: it finds
+what is broken and measures nothing.
 """
 
 import argparse
 import json
-import statistics
+import os
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import gpu_kernels
-import torch
-import transformers
-from gpu_blocks import BLOCK, clear, first_tokens, ids, prefill, sessions_that_fit, shared_case, wait
-from rich.console import Console
-from rich.table import Table
+from gpu_aims import judged
 
-from kvtool.engine.compute.arena import Arena
-from kvtool.engine.compute.load import make_paged
-from kvtool.engine.compute.model import Model, ModelConfig
-from kvtool.engine.compute.runner import Chunk, Runner
-from kvtool.engine.serving.capacity import CUDA_SHARE
+PARTS = ("card", "correct", "kernels", "decode", "prefill", "first_token", "sessions", "peers")
+"""In the order of what one would miss most."""
 
-LLAMA = {
-    "1B": {
-        "hidden_size": 2048,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "intermediate_size": 8192,
-        "tie_word_embeddings": True,
-    },
-    "8B": {
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 14336,
-    },
-}
-VOCAB = 128_256
-POSITIONS = 65_536
+Row = dict[str, Any]
 
 
-def random_module(shape: str, device: torch.device) -> Any:
-    """A Llama of that shape with random weights in bf16."""
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB, max_position_embeddings=POSITIONS, eos_token_id=None, **LLAMA[shape]
-    )
-    torch.manual_seed(0)
-    with torch.device(device):
-        module = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    return module.eval().requires_grad_(False)
+def run_part(name: str, rehearse: bool, card: Row | None) -> None:
+    """In the child: rows as lines of JSON on stdout."""
+    import gpu_kernels
+    import gpu_models
+    import torch
 
-
-def paged(module: Any, shape: str, device: torch.device) -> Model:
-    """The same module over block tables."""
-    layers = make_paged(module, shape)
-    return Model(
-        name=shape,
-        module=module,
-        config=ModelConfig(layers, VOCAB, POSITIONS),
-        fingerprint={},
-        device=device,
-        dtype=torch.bfloat16,
-        stop_tokens=frozenset(),
-        prompt_encoder=None,
-    )
-
-
-def decode_rates(model: Model, batches: tuple[int, ...], context: int, steps: int) -> list[dict[str, Any]]:
-    """Decoded tokens per second, and the time of a step over that of reading all weights once."""
-    rows = []
-    weights = sum(parameter.nbytes for parameter in model.module.parameters())
-    for batch in batches:
-        each = (context + steps) // BLOCK + 1
-        arena = Arena(model, batch * each, BLOCK)
-        runner = Runner(model, arena)
-        tables = [list(range(row * each, (row + 1) * each)) for row in range(batch)]
-        for row, slots in enumerate(tables):
-            prefill(runner, ids(model, context, row), slots, 0)
-        times = []
-        for step in range(steps):
-            chunks = [Chunk(ids(model, 1, step), context + step, slots, True) for slots in tables]
-            begun = wait(model.device)
-            runner.step(chunks).argmax(-1).tolist()
-            times.append(time.perf_counter() - begun)
-        took = statistics.median(times[2:])
-        rows.append({"batch": batch, "step": took, "tokens_per_s": batch / took, "weights": weights})
-        del arena, runner
-    return rows
-
-
-def generate_rate(module: Any, context: int, steps: int, device: torch.device) -> float:
-    """transformers' generate at batch 1: tokens per second of decoding."""
-    prompt = torch.randint(10, VOCAB - 10, (1, context), device=device)
-    times = []
-    for count in (1, 1 + steps):
-        begun = wait(device)
-        module.generate(prompt, max_new_tokens=count, do_sample=False, pad_token_id=0)
-        times.append(wait(device) - begun)
-    return steps / (times[1] - times[0])
-
-
-def batching_rate(module: Any, batch: int, context: int, steps: int, device: torch.device) -> float:
-    """transformers' continuous batching: decoded tokens per second, prefills taken off."""
-    inputs = torch.randint(10, VOCAB - 10, (batch, context)).tolist()
-    times = []
-    for count in (1, 1 + steps):
-        config = transformers.GenerationConfig(
-            max_new_tokens=count, do_sample=False, eos_token_id=-1, pad_token_id=0
+    device = torch.device("cpu") if rehearse else torch.device("cuda", 0)
+    scale = gpu_models.Scale(device, 256 if rehearse else 1)
+    if name == "card":
+        found = gpu_kernels.measure_card(device, 512 if rehearse else 8192)
+        title = "a rehearsal" if rehearse else torch.cuda.get_device_name(device)
+        rows: Iterator[Row] = iter(
+            [{"name": title, "torch": torch.__version__, "copy": found.copy, "matrix": found.matrix}]
         )
-        begun = wait(device)
-        module.generate_batch(inputs=inputs, generation_config=config)
-        times.append(wait(device) - begun)
-    return batch * steps / (times[1] - times[0])
-
-
-@contextmanager
-def part(name: str) -> Iterator[None]:
-    """Say what is running, and how long it took."""
-    begun = time.perf_counter()
-    yield
-    print(f"{name}: {time.perf_counter() - begun:.0f} s", file=sys.stderr)
-
-
-def show(title: str, rows: list[dict[str, Any]]) -> None:
-    """Rows as a table."""
-    table = Table(*rows[0], title=title)
+    else:
+        assert card is not None
+        measured = gpu_kernels.Card(device, card["copy"], card["matrix"])
+        parts: dict[str, Callable[[gpu_models.Scale, gpu_kernels.Card], Iterator[Row]]] = {
+            "correct": gpu_kernels.correct,
+            "kernels": gpu_kernels.kernel_rows,
+            "decode": gpu_models.decode,
+            "prefill": gpu_models.prefill,
+            "first_token": gpu_models.first_token,
+            "sessions": gpu_models.sessions,
+            "peers": gpu_models.peers,
+        }
+        rows = parts[name](scale, measured)
     for row in rows:
-        table.add_row(
-            *(f"{value:,.4g}" if isinstance(value, float) else str(value) for value in row.values())
-        )
-    Console(width=120).print(table)
+        print(json.dumps(row), flush=True)
+
+
+def collect(name: str, rehearse: bool, card: Row | None, seconds: float, take: Callable[[Row], None]) -> str:
+    """Run a part in a process and take its rows as they come; says why it ended early, "" if it did not."""
+    command = [sys.executable, __file__, "--part", name, *(["--rehearse"] if rehearse else [])]
+    if card is not None:
+        command += ["--card", json.dumps(card)]
+    environment = {**os.environ, **({"TRITON_INTERPRET": "1"} if rehearse else {})}
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    timer = threading.Timer(seconds, child.kill)
+    timer.start()
+    try:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if line.startswith("{"):
+                take(json.loads(line))
+            else:
+                sys.stderr.write(line)
+        code = child.wait()
+    finally:
+        late = not timer.is_alive()
+        timer.cancel()
+        child.kill()
+    if late:
+        return f"stopped after {seconds:.0f} s"
+    return f"exit status {code}" if code else ""
+
+
+def show(title: str, rows: list[Row]) -> None:
+    """Rows as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = Table(*names, title=title)
+    for row in rows:
+        cells = (row.get(name, "") for name in names)
+        table.add_row(*(f"{cell:,.4g}" if isinstance(cell, float) else str(cell) for cell in cells))
+    Console(width=140).print(table)
 
 
 def main() -> None:
-    """Print tables, write JSON."""
+    """Run all parts, print tables, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--out", type=Path, default=Path("gpu.json"), help="JSON file to write")
+    parser.add_argument("--minutes", type=float, default=8.0, help="for all parts together")
+    parser.add_argument("--rehearse", action="store_true", help="on a CPU, to find what is broken")
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="some parts")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--card", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("benchmarks/gpu.py: no CUDA device")
-    device = torch.device("cuda", 0)
-    card = gpu_kernels.measure_card(device)
-    document: dict[str, Any] = {
-        "card": torch.cuda.get_device_name(device),
-        "copy_bytes_per_s": card.copy,
-        "matrix_flops": card.matrix,
-    }
-    with part("kernels"):
-        document["kernels"] = gpu_kernels.kernel_rows(card)
-    clear()
-    with part("1B"):
-        module = random_module("1B", device)
-        module.set_attn_implementation("sdpa")
-        peers = {
-            "generate_1": generate_rate(module, 1024, 64, device),
-            "batching_32": batching_rate(module, 32, 1024, 64, device),
-        }
-        model = paged(module, "1B", device)
-        rates = decode_rates(model, (1, 8, 32), 1024, 64)
-        for row in rates:
-            row["of_weight_floor"] = row["step"] / (row.pop("weights") / card.copy)
-        document["decode_1B"], document["peers_1B"] = rates, [peers]
-        del module, model
-        clear()
-    with part("8B"):
-        model = paged(random_module("8B", device), "8B", device)
-        document["first_token_8B"] = first_tokens(model, (2048, 8192, 32_768))
-        memory = int(torch.cuda.mem_get_info(device)[0] * CUDA_SHARE)
-        case = {"shared": 8192, "own": 16_384, "answer": 2048}
-        document["sessions_8B"] = sessions_that_fit(model, memory, **case)
-        document["shared_8B"] = shared_case(model, memory, sessions=20, **case)
-    for name, rows in document.items():
-        if isinstance(rows, list):
+    if arguments.part:
+        run_part(arguments.part, arguments.rehearse, arguments.card)
+        return
+    document: dict[str, Any] = {"rehearsal": arguments.rehearse, "rows": {}, "problems": {}, "seconds": {}}
+    end = time.monotonic() + 60 * arguments.minutes
+
+    def save() -> None:
+        draft = arguments.out.with_suffix(".part")
+        draft.write_text(json.dumps(document, indent=1))
+        draft.replace(arguments.out)
+
+    for name in PARTS:
+        if name != "card" and name not in arguments.only:
+            continue
+        rows: list[Row] = []
+        document["rows"][name] = rows
+
+        def take(row: Row, rows: list[Row] = rows) -> None:
+            rows.append(row)
+            save()
+
+        begun = time.monotonic()
+        card = document["rows"]["card"][0] if name != "card" else None
+        problem = collect(name, arguments.rehearse, card, max(end - begun, 1.0), take)
+        document["seconds"][name] = round(time.monotonic() - begun, 1)
+        if problem:
+            document["problems"][name] = problem
+        save()
+        print(f"{name}: {document['seconds'][name]} s {problem}", file=sys.stderr)
+        if name == "card" and not rows:
+            sys.exit("benchmarks/gpu.py: no CUDA device that works")
+    document["aims"] = judged(document["rows"])
+    save()
+    for name, rows in (*document["rows"].items(), ("aims", document["aims"])):
+        if rows:
             show(name, rows)
-    if arguments.out:
-        arguments.out.write_text(json.dumps(document, indent=1))
+    if document["problems"]:
+        sys.exit(f"benchmarks/gpu.py: parts that did not end well: {document['problems']}")
 
 
 if __name__ == "__main__":

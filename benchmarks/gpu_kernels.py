@@ -1,15 +1,19 @@
 """Kernels against their floors: bytes over the card's copy bandwidth, operations over its matrix rate."""
 
+import math
 import statistics
-from collections.abc import Callable
+import time
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from kvtool.engine.compute.kernels.attend import attend
+from kvtool.engine.compute.kernels.attend import attend, attend_reference
 from kvtool.engine.compute.kernels.layers import LayerBlocks, empty_blocks
+from kvtool.engine.compute.kernels.lift import lift
 from kvtool.engine.compute.kernels.squeeze import expand, squeeze
 from kvtool.engine.compute.kernels.store import store
 from kvtool.engine.compute.kernels.tables import TilePlan, processors
@@ -18,6 +22,14 @@ from kvtool.engine.compute.reads import Span
 BLOCK = 32
 HEADS, KV_HEADS, WIDTH = 32, 8, 128
 """An attention layer of Llama 3 8B."""
+
+LAYERS = 32
+"""How many it has."""
+
+CACHE = 256 << 20
+"""More bytes than any card's cache has."""
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -30,34 +42,101 @@ class Card:
 
 
 def seconds(work: Callable[[], Any], device: torch.device, repeats: int = 20) -> float:
-    """Median time of `work` on the device, after three runs that do not count."""
-    times = []
-    for number in range(repeats + 3):
+    """Median time of `work` on the device, after three runs that do not count.
+
+    What a cache of the card could hold is overwritten before each run.
+    """
+    if device.type != "cuda":
+        begun = time.perf_counter()
+        work()
+        return time.perf_counter() - begun
+    replay = captured(work, device)
+    flush = torch.empty(CACHE, dtype=torch.uint8, device=device)
+    marks = []
+    for _ in range(repeats + 3):
+        flush.zero_()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        work()
+        replay()
         end.record()
-        torch.cuda.synchronize(device)
-        if number >= 3:
-            times.append(begin.elapsed_time(end) / 1000)
-    return statistics.median(times)
+        marks.append((begin, end))
+    torch.cuda.synchronize(device)
+    return statistics.median(begin.elapsed_time(end) for begin, end in marks[3:]) / 1000
 
 
-def measure_card(device: torch.device) -> Card:
-    """Copy bandwidth over 1 GiB, matrix rate at 8,192 cubed."""
-    source = torch.empty(1 << 30, dtype=torch.uint8, device=device)
+def captured(work: Callable[[], Any], device: torch.device) -> Callable[[], None]:
+    """`work` as a graph, as a server runs it: what Python needs for a launch is not the kernel's time."""
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    replay: Callable[[], None] = graph.replay
+    return replay
+
+
+def attempt(row: Row, work: Callable[[], Row]) -> Row:
+    """`row` and what `work` finds, or why it finds nothing: the other rows are worth having."""
+    try:
+        return row | work()
+    except Exception as error:
+        traceback.print_exc()
+        return row | {"problem": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+
+
+def measure_card(device: torch.device, size: int) -> Card:
+    """Copy bandwidth over 1 GiB, matrix rate at 8,192 cubed; `size` is 8,192 but in rehearsals."""
+    source = torch.empty((1 << 30) * size // 8192, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copy = 2 * source.nbytes / seconds(lambda: target.copy_(source), device)
-    size = 8192
-    left, right = (torch.randn(size, size, dtype=torch.bfloat16, device=device) for _ in range(2))
+    left, right = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
     matrix = 2 * size**3 / seconds(lambda: left @ right, device)
     return Card(device, copy, matrix)
 
 
-def raw_blocks(slots: int, device: torch.device) -> LayerBlocks:
-    """Random blocks in bf16."""
+def correct(scale: Any, card: Card) -> Iterator[Row]:
+    """Largest error of attention against float64, over the largest value: random data, poisoned outputs."""
+    for dtype, bits in (
+        (torch.float32, 16),
+        (torch.bfloat16, 16),
+        (torch.bfloat16, 8),
+        (torch.bfloat16, 4),
+    ):
+        blocks = raw_blocks(40, card.device, dtype) if bits == 16 else quantized_blocks(40, bits, card.device)
+        first = 0 if bits == 16 else 1
+        order = [first + slot for slot in torch.randperm(40).tolist()]
+        spans = [
+            Span(0, 1, 20 * BLOCK - 3, order[:20]),
+            Span(1, 38, 40, order[20:23]),
+            Span(38, 39, 17 * BLOCK - 1, order[23:]),
+        ]
+        query = torch.randn(39, HEADS, WIDTH, device=card.device).to(dtype)
+        out, sums = torch.full_like(query, torch.nan), torch.full((39, HEADS), torch.nan, device=card.device)
+        truth, true_sums = torch.empty_like(query, dtype=torch.float64), torch.empty_like(sums)
+        for tiles in TilePlan(spans, card.device, processors(card.device)).tiles(
+            HEADS // KV_HEADS, KV_HEADS, WIDTH * query.element_size()
+        ):
+            attend(query, blocks, tiles, WIDTH**-0.5, out=out, sums=sums)
+            attend_reference(query, blocks, tiles, WIDTH**-0.5, out=truth, sums=true_sums)
+        error = float((out.double() - truth).abs().max() / truth.abs().max())
+        most = 1e-3 if dtype is torch.float32 else 1e-2
+        yield {
+            "kernel": "attend",
+            "dtype": str(dtype).removeprefix("torch."),
+            "bits": bits,
+            "error": error,
+            "holds": error < most,  # a NaN does not
+        }
+
+
+def raw_blocks(slots: int, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> LayerBlocks:
+    """Random blocks."""
     shape = (slots, BLOCK, KV_HEADS, WIDTH)
-    keys, values = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
+    keys, values = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
     return LayerBlocks(keys, values)
 
 
@@ -93,9 +172,8 @@ def attention(blocks: LayerBlocks, spans: list[Span], card: Card) -> float:
     return seconds(work, card.device)
 
 
-def decode_rows(card: Card, batches: tuple[int, ...], context: int) -> list[dict[str, Any]]:
+def decode_rows(card: Card, batches: tuple[int, ...], context: int) -> Iterator[Row]:
     """Decode attention at `context` tokens: share of the copy bandwidth, raw and quantized."""
-    rows = []
     for batch in batches:
         each = context // BLOCK
         order = torch.randperm(batch * each, generator=torch.Generator().manual_seed(0)).tolist()
@@ -116,51 +194,42 @@ def decode_rows(card: Card, batches: tuple[int, ...], context: int) -> list[dict
             took = attention(blocks, spans, card)
             # A copy moves every byte twice, a decode reads it once.
             floor = stored_bytes(blocks) / card.copy
-            rows.append(
-                {
-                    "kernel": f"decode {name}",
-                    "shape": f"{batch} x {context}",
-                    "seconds": took,
-                    "of_floor": floor / took,
-                }
-            )
-    return rows
+            yield {
+                "kernel": f"decode {name}",
+                "shape": f"{batch} x {context}",
+                "seconds": took,
+                "of_floor": floor / took,
+            }
 
 
-def prefill_rows(card: Card, lengths: tuple[int, ...], cached: int) -> list[dict[str, Any]]:
+def prefill_rows(card: Card, lengths: tuple[int, ...], cached: int) -> Iterator[Row]:
     """Prefill attention, without and with `cached` tokens before them: share of the matrix rate."""
-    rows = []
     for start in (0, cached):
         for length in lengths:
             blocks = raw_blocks((start + length) // BLOCK, card.device)
             took = attention(blocks, [Span(0, length, start, list(range((start + length) // BLOCK)))], card)
             pairs = length * start + length * (length + 1) // 2
             work = 4 * HEADS * WIDTH * pairs
-            rows.append(
-                {
-                    "kernel": "prefill",
-                    "shape": f"{length} over {start}",
-                    "seconds": took,
-                    "of_floor": work / card.matrix / took,
-                }
-            )
-    return rows
+            yield {
+                "kernel": "prefill",
+                "shape": f"{length} over {start}",
+                "seconds": took,
+                "of_floor": work / card.matrix / took,
+            }
 
 
-def store_rows(card: Card, tokens: int) -> list[dict[str, Any]]:
+def store_rows(card: Card, tokens: int) -> Iterator[Row]:
     """Writing new keys and values, and full blocks squeezed and expanded: share of the copy bandwidth."""
     blocks = raw_blocks(tokens // BLOCK, card.device)
     key = torch.randn(tokens, KV_HEADS, WIDTH, dtype=torch.bfloat16, device=card.device)
     writes = torch.randperm(tokens, device=card.device)
     took = seconds(lambda: store(key, key, writes, blocks), card.device)
-    found = [
-        {
-            "kernel": "store",
-            "shape": str(tokens),
-            "seconds": took,
-            "of_floor": 4 * key.nbytes / card.copy / took,
-        }
-    ]
+    yield {
+        "kernel": "store",
+        "shape": str(tokens),
+        "seconds": took,
+        "of_floor": 4 * key.nbytes / card.copy / took,
+    }
     index = torch.arange(tokens // BLOCK, device=card.device)
     keys, values = blocks.keys[None], blocks.values[None]  # of one layer
     for bits in (8, 4):
@@ -171,21 +240,48 @@ def store_rows(card: Card, tokens: int) -> list[dict[str, Any]]:
             ("expand", partial(expand, packed, index, keys, values, index)),
         ):
             took = seconds(work, card.device)
-            found.append(
-                {
-                    "kernel": f"{name} int{bits}",
-                    "shape": str(tokens),
-                    "seconds": took,
-                    "of_floor": moved / card.copy / took,
-                }
-            )
-    return found
+            yield {
+                "kernel": f"{name} int{bits}",
+                "shape": str(tokens),
+                "seconds": took,
+                "of_floor": moved / card.copy / took,
+            }
 
 
-def kernel_rows(card: Card) -> list[dict[str, Any]]:
+def lift_rows(card: Card, count: int) -> Iterator[Row]:
+    """Blocks of 4 MiB from page-locked memory, layer by layer: share of the rate of one copy of them all."""
+    shape = (count, BLOCK, KV_HEADS, WIDTH)
+    elements = LAYERS * 2 * math.prod(shape[1:])
+    pinned = card.device.type == "cuda"
+    memory = torch.ones((count, elements), dtype=torch.bfloat16, pin_memory=pinned)
+    whole = torch.empty_like(memory, device=card.device)
+    floor = seconds(lambda: whole.copy_(memory, non_blocking=True), card.device)
+    keys, values = (torch.zeros(shape, dtype=torch.bfloat16, device=card.device) for _ in range(2))
+    sources, targets = (torch.randperm(count, device=card.device) for _ in range(2))
+    part = math.prod(shape[1:])
+
+    def work() -> None:
+        for layer in range(LAYERS):
+            lift(memory, sources, (layer * part, (LAYERS + layer) * part), keys, values, targets)
+
+    took = seconds(work, card.device)
+    yield {"kernel": "lift", "shape": f"{count} blocks", "seconds": took, "of_floor": floor / took}
+
+
+def kernel_rows(scale: Any, card: Card) -> Iterator[Row]:
     """All kernels at the shapes that a serving day brings."""
-    return [
-        *store_rows(card, 8192),
-        *decode_rows(card, (1, 8, 32), 8192),
-        *prefill_rows(card, (2048, 8192), 8192),
-    ]
+    long = scale.tokens(8192)
+    for rows in (
+        decode_rows(card, (8, 32, 1) if scale.divide == 1 else (2, 1), long),
+        prefill_rows(card, (scale.tokens(2048), long), long),
+        lift_rows(card, 256 if scale.divide == 1 else 2),
+        store_rows(card, long),
+    ):
+        try:
+            yield from rows
+        except Exception as error:
+            traceback.print_exc()
+            yield {
+                "kernel": rows.__name__,
+                "problem": f"{type(error).__name__}: {error}".splitlines()[0][:200],
+            }
