@@ -177,5 +177,5 @@ def together(asked: Sequence[Asked]) -> tuple[float, float]:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that a GPU has left; 2 GiB for a CPU that stands in for one."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 2 << 30
+    """Bytes that a GPU has left; 8 GiB for a CPU that stands in for one."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 8 << 30
