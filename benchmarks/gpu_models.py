@@ -156,7 +156,7 @@ def decode(scale: Scale, card: Card) -> Iterator[Row]:
         return {"step": step, "tokens_per_s": rate, "of_weight_floor": step / (weights / card.copy)}
 
     most = 32 if scale.divide == 1 else 2
-    for batch, codec in ((1, "raw"), (most, "raw"), (8, "raw"), (most, "int8"), (most, "int4")):
+    for batch, codec in ((1, "raw"), (most, "raw"), (most // 4 or 1, "raw"), (most, "int8"), (most, "int4")):
         yield attempt(
             {"model": shape, "blocks": codec, "batch": batch, "context": context},
             partial(measure, batch, codec),
@@ -300,7 +300,7 @@ def _by_tier(
 
 def sessions(scale: Scale, _: Card) -> Iterator[Row]:
     """20 sessions, 8K shared and 16K own tokens: all at once, and a second turn of 64 tokens each."""
-    count, answer = (20, 256) if scale.divide == 1 else (3, 4)
+    count, answer = (20, 256) if scale.divide == 1 else (2, 12)  # all must decode together for a while
     shared, own, planned = scale.tokens(8192), scale.tokens(16_384), scale.tokens(2048)
     total = shared + own + planned
     shape = scale.shape("1B")
