@@ -7,8 +7,9 @@
 All run the embedded model in fp32 on `--threads` threads; llama.cpp has its own 4-bit weights and KV in fp16.
 In every round each server in turn gets a new prompt cold, then twice with another tail of 16 tokens (vLLM's
 blocks have 128 tokens: prefixes are multiples of that). From disk: kvtool restarted with the same `--disk`,
-llama.cpp's slot erased and restored; both files are in the page cache. Then `--crowd` clients at once with
-1,024 tokens in common: kvtool, vLLM, and transformers' continuous batching with sharing on.
+llama.cpp's slot erased and restored; both files are in the page cache. Every server has answered one other
+prompt before it is measured. Then `--crowd` clients at once with 1,024 tokens in common: kvtool, vLLM, and
+transformers' continuous batching with sharing on.
 
 Seconds are a clock's; cpu_seconds are what all servers together computed meanwhile, which a busy machine
 changes little: with one thread they are about what the clock would say on an idle one.
@@ -66,6 +67,11 @@ def counted(name: str, ask: Ask, ids: list[int]) -> Measured:
     return name, seconds, cpu() - before, cached
 
 
+def warm_up(client: httpx.Client) -> None:
+    """What a server does once, when its first prompt comes."""
+    first_token(client, MODEL, list(range(1, 300)))
+
+
 @contextmanager
 def vllm(python: str, log: Path) -> Iterator[httpx.Client]:
     """vLLM's own server; it knows the model by its folder's name."""
@@ -90,7 +96,7 @@ def vllm(python: str, log: Path) -> Iterator[httpx.Client]:
                         break
                 except httpx.TransportError:
                     time.sleep(0.5)
-            first_token(client, MODEL, list(range(1, 300)))
+            warm_up(client)
             yield client
     finally:
         process.terminate()
@@ -148,6 +154,7 @@ def one_round(number: int, length: int, servers: dict[str, Ask], disk: Path) -> 
     asks = [[*shared, *prompt(TAIL, tail, VOCAB)] for tail in range(4)]
     options = ("--disk", disk, "--disk-memory", "4GiB", "--device-memory", "2GiB")
     with running(MODEL, *options) as ours:
+        warm_up(ours)
         servers = {"kvtool": lambda ids: first_token(ours, MODEL, ids), **servers}
         names = list(servers)
         turn = number % len(names)
@@ -155,6 +162,7 @@ def one_round(number: int, length: int, servers: dict[str, Ask], disk: Path) -> 
             for what, ids in zip(("cold", "warm", "warm"), asks, strict=False):
                 yield counted(f"{name} {what}", servers[name], ids)
     with running(MODEL, *options) as again:
+        warm_up(again)
         yield counted("kvtool disk", lambda ids: first_token(again, MODEL, ids), asks[3])
         yield counted("kvtool after disk", lambda ids: first_token(again, MODEL, ids), asks[2])
 
