@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 POPULATE_WRITE = 23
@@ -31,6 +32,11 @@ class Staging(threading.local):
 def fresh(size: int) -> memoryview:
     """`size` bytes of their own."""
     return memoryview(bytearray(size))
+
+
+def page_locked(size: int) -> memoryview:
+    """`size` bytes of their own that a GPU can read; torch keeps them, real and locked, for the next ones."""
+    return memoryview(torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy())  # type: ignore[arg-type]
 
 
 def populate(tensors: Sequence[Tensor]) -> None:

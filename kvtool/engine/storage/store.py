@@ -22,7 +22,7 @@ from kvtool.engine.storage.codec import load_codec
 from kvtool.engine.storage.coded import AT_ONCE, Encoded, encode_from, place_blocks
 from kvtool.engine.storage.host import HostBlocks
 from kvtool.engine.storage.layout import BlockShape
-from kvtool.engine.storage.memory import Staging, fresh, populate
+from kvtool.engine.storage.memory import Staging, fresh, page_locked, populate
 from kvtool.engine.storage.shards import BadBlock, ShardSet
 from kvtool.engine.storage.writeback import Survivor, WriteBack
 from kvtool.errors import KvtoolError
@@ -73,6 +73,7 @@ class BlockStore:
         names = {} if shards is None else shards.manifest.codecs
         self._codecs = {name: load_codec(config) for name, config in names.items()}
         self._staging = Staging()
+        self._own = page_locked if device.device.type == "cuda" else fresh
 
     def shard_row(self, block: BlockHash, tokens: TokenIds) -> int:
         """The shards' row of a block with these tokens, -1 if they lack it or it has proved bad."""
@@ -120,7 +121,7 @@ class BlockStore:
     def read(self, loads: Sequence[Move]) -> "BlockReading":
         """Begin to read blocks for the device: those on disk in threads of their own."""
         reading = BlockReading(self._device, self._host, self._shape, list(loads))
-        take = self._staging.take if reading.in_place else fresh
+        take = self._staging.take if reading.in_place else self._own
         for place, move in enumerate(loads):
             find = self._finder(move, take)
             if find is not None:
@@ -130,7 +131,7 @@ class BlockStore:
     def lift(self, moves: Sequence[Move]) -> "BlockLift":
         """Begin to read blocks for the host tier, behind everything that a request waits for."""
         assert self._host is not None
-        finders = [self._finder(move, fresh) for move in moves]
+        finders = [self._finder(move, self._own) for move in moves]
         return BlockLift(
             self._host, list(moves), [self._ahead.submit(find) for find in finders if find is not None]
         )
