@@ -70,6 +70,8 @@ def _gated(module: nn.Module) -> GatedMLP | None:
         isinstance(gate, PackedLinear) and isinstance(up, PackedLinear) and isinstance(down, PackedLinear)
     ):
         return None
+    if gate.packed.dtype != torch.float32:  # in 16 bits one activation cannot be told from another
+        return None
     rows = _rows(gate.packed)
     with torch.inference_mode():
         truth = module(rows)
