@@ -115,7 +115,7 @@ class Config:
     type=Positive(),
     metavar="NATS",
     help="Store nothing and exit 1 if continuations held back lose more than this per token on average, or a "
-    "greedy tool call changes [0.001 with --codec auto and k3v2, else no gate].",
+    "greedy tool call changes [0.0005 with --codec auto and k3v2, else no gate].",
 )
 @click.option(
     "--protect",
