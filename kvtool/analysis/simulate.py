@@ -271,13 +271,12 @@ class Simulation:
             speeds = {name: speed / block for name, speed in config.tier_speeds}
         tiers = [(name, self._blocks(text, f"--tiers {name}=")) for name, text in config.tiers]
         sizes = [blocks for _, blocks in tiers]
+        keeps = [name != "host" for name, _ in tiers] if config.tiers_keep else []
         rows = []
         for policy in self._policies():
             if policy == BELADY:
                 continue
-            tiered = replay_tiers(
-                self.workload, self._policy(policy), sizes, config.tiers_keep, config.admit, self.bits
-            )
+            tiered = replay_tiers(self.workload, self._policy(policy), sizes, keeps, config.admit, self.bits)
             latencies = dict(config.tier_latencies)
             found = tier_rows(self.workload, tiered, tiers, self.measured, rate, speeds, latencies)
             rows += [{"policy": policy, **row} for row in found]

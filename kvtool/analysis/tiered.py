@@ -1,7 +1,7 @@
 """Replay over tiers, fastest first: what each serves, what is written to it, and how long loads take.
 
 A block that leaves a tier goes to the next one that can take it, and comes back to the first when it is
-used. Then it leaves the lower tier (the capacities add up), or stays there too, as in the runtime's
+used. Then it leaves the lower tier (the capacities add up), or stays in some of them too, as in the runtime's
 `TieredPool`, whose order of touches, pins and moves this is. A prompt longer than the first tier keeps its
 first blocks.
 """
@@ -52,13 +52,14 @@ def replay_tiers(
     workload: Workload,
     policy: Policy | Schedule,
     capacities: Sequence[int],
-    keeps: bool = False,
+    keeps: Sequence[bool] = (),
     admit: int = 1,
     bits: NDArray[np.uint64] | None = None,
 ) -> Tiered:
     """Replay with tiers of `capacities` blocks.
 
-    keeps: a lower tier keeps what comes back up. admit: a lower tier takes blocks asked for that often.
+    keeps: by tier whether it keeps what comes up, in the runtime's order; () if none does. admit: a lower
+    tier takes blocks asked for that often.
     """
     served = np.zeros((workload.requests, len(capacities)), np.int64)
     written = np.zeros_like(served)
@@ -82,7 +83,7 @@ def replay_tiers(
             bits[first:last],
             workload.output_tokens[first:last],
             sizes,
-            keeps,
+            np.array(keeps, np.bool_),
             admit,
             served[first:last],
             written[first:last],
@@ -178,7 +179,7 @@ def _push_down(bank: Any, node: Any, sizes: Any, admit: Any, written: Any, one: 
 @compiled(
     types.void(
         *(BANK, KEY_TYPE, types.boolean, NODES, *LOOP, types.int64[::1]),
-        *(types.boolean, types.int64, types.int64[:, ::1], types.int64[:, ::1]),
+        *(types.boolean[::1], types.int64, types.int64[:, ::1], types.int64[:, ::1]),
         *(NODES, NODES),
     )
 )
@@ -238,19 +239,21 @@ def _replay_all(
                 break
             served[request, source] += 1
             below = _tier(bank, source, sizes[source])
-            if keeps:
+            if keeps.size:
                 pin(below, blocks[found : found + 1])
             elif found < held:
                 free_slot(below, remove(below, blocks[found]))
             found += 1
         for i in range(left):
             _push_down(bank, gone[i], sizes, admit, written[request], one)
-        if keeps:
-            for i in range(hit, found):
-                source = 1
-                while bank.pins[source, blocks[i]] == 0:
-                    source += 1
-                unpin(_tier(bank, source, sizes[source]), blocks[i : i + 1])
+        for i in range(hit, found if keeps.size else hit):
+            source = 1
+            while bank.pins[source, blocks[i]] == 0:
+                source += 1
+            below = _tier(bank, source, sizes[source])
+            unpin(below, blocks[i : i + 1])
+            if i < held and not keeps[source]:
+                free_slot(below, remove(below, blocks[i]))
         unpin(top, blocks[:held])
         if ages:
             for tier in range(sizes.size):

@@ -1,9 +1,10 @@
 """Tiers: device, host and disk pools over the same nodes, and shards below them that never change.
 
-Tiers are inclusive: a block that is promoted keeps its lower copy; a block that leaves a tier moves to
-the next one that can take it, unless a copy is below already. Bookkeeping only: what must be copied is
-listed as moves, in order, and whoever owns the tensors executes `take_moves()` before he writes a slot
-or reads one for a load. A request's life:
+A block that leaves a tier moves to the next one that can take it, unless a copy is below already. One that is
+promoted keeps its copy on disk, for a restart, but not in the host tier: the two capacities add up, where
+copies of what was used last would push out just what the device has not. Bookkeeping only: what must be
+copied is listed as moves, in order, and whoever owns the tensors executes `take_moves()` before he writes a
+slot or reads one for a load. A request's life:
 
     lease = pool.acquire(nodes, want, now, session, most)   # device hits pinned; lease.loads to be read
     store.execute(pool.take_moves())
@@ -168,6 +169,10 @@ class TieredPool:
             self._decoded.update(move.node for move in lease.loads[:loaded])
         if bad and loaded < len(lease.loads):
             self.discard(lease.loads[loaded].node, lease.loads[loaded].source)
+        if not self._encodes:  # else the encoded copy is the one that there will be
+            for move in lease.loads[:loaded]:
+                if move.source is Tier.HOST:
+                    self.lower[Tier.HOST].discard(move.node)
         lease.loads = []
         lease.loaded = loaded
         self.device.commit(lease, lease.hit + loaded)

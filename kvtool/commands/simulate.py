@@ -172,7 +172,7 @@ def as_numbers(option: str, pairs: tuple[tuple[str, str], ...], kind: type[float
 @click.option(
     "--tiers-keep",
     is_flag=True,
-    help="A lower tier keeps its copy of what goes up, as in serve; otherwise capacities add up.",
+    help="Lower tiers but `host` keep a copy of what goes up, as in serve; otherwise capacities add up.",
 )
 @click.option(
     "--admit",
