@@ -182,14 +182,6 @@ class Pool:
                 aging.conclude(pool._state, _ids(lease.nodes), output_tokens)
         lease.slots, lease.nodes, lease.published = [], [], 0
 
-    def retune(self, policy: Policy, now: float) -> None:
-        """Rank by other parameters of an aging policy from `now` on: its model was fitted anew."""
-        assert self.policy.ages and policy.ages
-        for pool in (self, *self._below):
-            pool.policy = policy
-            pool._state = pool._state._replace(parameters=policy.parameter_array())
-            aging.reclassify(pool._state, now)
-
     def drop(self, node: int) -> bool:
         """Make one evictable block non-resident (a bad shard block, an admin's evict); False if held."""
         if self._state.place[node] < 0:

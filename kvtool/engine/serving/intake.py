@@ -25,6 +25,9 @@ Emit = Callable[[int, Delta], None]
 
 HEAD_ROLES = ("system", "developer")
 
+COLD = 1e-5
+"""Temperatures below it are greedy, as in vLLM: logits over them could overflow."""
+
 NOWHERE = Source("request", 1)
 
 
@@ -145,13 +148,16 @@ class Intake:
         root = engine.root(tenant, body.cache_salt)
         bias = self._bias(body.logit_bias)
         seed = secrets.randbits(63) if body.seed is None else body.seed
+        temperature = 1.0 if body.temperature is None else body.temperature
+        if temperature < COLD:
+            temperature = 0.0
         made: list[Generation] = []
         for prompt in prompts:
             room = self.room(prompt)
             for _ in range(body.n):
                 number = len(made)
                 sampling = Sampling(
-                    temperature=1.0 if body.temperature is None else body.temperature,
+                    temperature=temperature,
                     top_k=max(body.top_k or 0, 0),
                     top_p=1.0 if body.top_p is None else body.top_p,
                     min_p=body.min_p or 0.0,

@@ -115,18 +115,14 @@ def test_a_block_can_become_worth_more_while_it_waits():
     assert pool.state.key[first[1]] == 0.2 and pool.state.key[second[1]] == 0.5
 
 
-def test_output_length_counts_when_the_request_ends_and_a_new_model_ranks_at_once():
+def test_output_length_counts_when_the_request_ends():
     tree = np.array([[OUTPUT, 4, 1, 2], [-1, 0, 0, 0], [-1, 1, 0, 0]])
     long_stays = ReuseTable(tree, np.zeros(0), np.array([[0.1], [0.2]]), False)
-    short_stays = ReuseTable(tree, np.zeros(0), np.array([[0.2], [0.1]]), False)
     pool = Pool(2, fitted.by_table(long_stays, 16))
-    short, long, third, fourth = (pool.add_node(-1) for _ in range(4))
+    short, long, third = (pool.add_node(-1) for _ in range(3))
     serve(pool, [long], 0.0, 500)
     serve(pool, [short], 1.0, 20)
     assert serve(pool, [third], 2.0, 400) == [short]
-    serve(pool, [short], 3.0, 20)
-    pool.retune(fitted.by_table(short_stays, 16), 3.0)
-    assert serve(pool, [fourth], 4.0, 20) == [third]
     pool.check()
 
 
