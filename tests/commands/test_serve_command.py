@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,27 @@ def test_sigterm_finishes_what_runs_takes_nothing_new_and_exits_0(tiny_model: Pa
         assert last["choices"][0]["finish_reason"] == "length"
         assert "Traceback" not in (process.stderr.read() if process.stderr else "")
     assert list((tmp_path / "disk").glob("*/blocks.kv")), "what was computed is on disk"
+
+
+def test_requests_that_outlast_the_drain_are_told_why_they_end(tiny_model: Path) -> None:
+    body = {"model": str(tiny_model), "prompt": "on and on", "max_tokens": 1000, "ignore_eos": True}
+    with serve("--model", tiny_model, "--block-size", 8, "--drain", 0) as (url, process):
+        with ThreadPoolExecutor(1) as pool:
+            whole = pool.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=60)
+            while httpx.get(f"{url}/kv/stats").json()["running"] < 1:
+                threading.Event().wait(0.01)
+            stream = httpx.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}, timeout=60)
+            with stream as answer:
+                pieces = []
+                for line in filter(None, answer.iter_lines()):
+                    pieces.append(line)
+                    if len(pieces) == 1:
+                        process.send_signal(signal.SIGTERM)
+            assert whole.result().status_code == 503
+        assert process.wait(30) == 0
+        for error in (whole.result().json(), json.loads(pieces[-1].removeprefix("data: "))):
+            assert error["error"]["message"] == "The server is shutting down."
+        assert "Traceback" not in (process.stderr.read() if process.stderr else "")
 
 
 def test_a_killed_server_leaves_its_blocks_to_the_next_one(

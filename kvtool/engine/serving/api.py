@@ -48,6 +48,8 @@ class _Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _is_text(cls, value: object) -> object:
+        if isinstance(value, bytes):
+            raise ValueError("the body's Content-Type is not application/json")
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:

@@ -62,6 +62,7 @@ class Intake:
             if any(not 0 <= token < vocab for token in prompt):
                 raise ApiError(400, f"prompt: token ids must be between 0 and {vocab - 1}", param="prompt")
             return np.array(prompt, np.uint32)
+        _check_parts(messages or [])
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._thread, self._encode, prompt, messages, tools)
@@ -203,3 +204,16 @@ class Intake:
                 raise ApiError(400, f"logit_bias: '{key[:20]}' is not a token id", param="logit_bias")
             bias[int(key)] = value
         return bias
+
+
+def _check_parts(messages: Sequence[Any]) -> None:
+    """400 for a part that is not text: in logs a placeholder stands for it, which is nothing to answer."""
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        for place, part in enumerate(content if isinstance(content, list) else []):
+            if not isinstance(part if isinstance(part, str) else part.get("text"), str):
+                raise ApiError(
+                    400,
+                    f"messages.{number}.content.{place}: not a text part, and this server reads text only",
+                    param="messages",
+                )

@@ -1,5 +1,6 @@
 """Run the server: bind, load, say that it is ready, drain on SIGTERM."""
 
+import asyncio
 import logging
 import signal
 import socket
@@ -20,6 +21,9 @@ log = logging.getLogger("kvtool.serve")
 KEEP_ALIVE = 75
 """Seconds that an idle connection stays open: longer than clients keep theirs, or they meet a closed one."""
 
+TOLD = 5
+"""Seconds after the drain for which connections stay open, so that whoever still waits reads why it ends."""
+
 Ready = Callable[[str, Engine], None]
 """Told the server's address once it answers."""
 
@@ -39,7 +43,7 @@ def serve(config: ServeConfig, ready: Ready) -> None:
     app = create_app(engine, metrics, keys)
     port = listening.getsockname()[1]
     host = f"[{config.host}]" if ":" in config.host else config.host
-    server = Server(app, config, lambda: ready(f"http://{host}:{port}", engine))
+    server = Server(app, config, lambda: ready(f"http://{host}:{port}", engine), engine.runtime.end)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises them again when it has drained
     server.run(sockets=[listening])
@@ -62,7 +66,10 @@ def bind(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):  # type: ignore[misc]
     """uvicorn that tells when it is ready, and drains for as long as the configuration says."""
 
-    def __init__(self, app: Any, config: ServeConfig, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, app: Any, config: ServeConfig, ready: Callable[[], None], end: Callable[[], None]
+    ) -> None:
+        """end: ends the requests that the drain leaves."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -70,13 +77,21 @@ class Server(uvicorn.Server):  # type: ignore[misc]
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE,
-                timeout_graceful_shutdown=max(int(config.drain), 1),
+                timeout_graceful_shutdown=int(config.drain) + TOLD,
             )
         )
         self._ready = ready
+        self._drain = config.drain
+        self._end = end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then call `ready`."""
         await super().startup(sockets)
         if self.started:
             self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain; uvicorn alone would cut off what still runs, with 500 and a traceback."""
+        ending = asyncio.get_running_loop().call_later(self._drain, self._end)
+        await super().shutdown(sockets)
+        ending.cancel()

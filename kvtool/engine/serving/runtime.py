@@ -138,8 +138,14 @@ class Runtime:
         deadline = time.monotonic() + wait
         while self._inside and self._thread.is_alive() and time.monotonic() < deadline:
             time.sleep(0.02)
-        self._inbox.put(self._cancel_all)
+        self.end()
         self._thread.join()
+
+    def end(self) -> None:
+        """Take no more requests and cancel those inside."""
+        with self._lock:
+            self._closing = True
+        self._inbox.put(self._cancel_all)
 
     def _cancel_all(self) -> None:
         for request in [*self._scheduler.running, *self._scheduler.waiting]:

@@ -215,6 +215,42 @@ def test_bad_bodies_are_400_in_openais_shape(server: Any, body: bytes, needle: s
     assert WEB.get(f"{server.url}/health").status_code == 200
 
 
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_a_body_that_is_not_sent_as_json_is_400(server: Any, kind: str) -> None:
+    body = b'{"model": "tiny-llama", "messages": [{"role": "user", "content": "a"}]}'
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        answer = WEB.post(f"{server.url}{path}", content=body, headers={"Content-Type": kind})
+        assert answer.status_code == 400, answer.text
+        assert "Content-Type is not application/json" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo=", "detail": "low"}},
+        {"type": "input_audio", "input_audio": {"data": "aa", "format": "wav"}},
+        {"type": "text", "text": 5},
+        {},
+    ],
+)
+def test_parts_that_are_not_text_are_refused_and_nothing_is_computed(server: Any, part: Any) -> None:
+    seen = {"role": "user", "content": ["What is this?", {"type": "text", "text": "Say."}, part]}
+    before = server.counts["computed_tokens"]
+    messages = [LONG, seen]
+    for path, body in (
+        ("/v1/chat/completions", {"model": "tiny-llama", "messages": messages}),
+        ("/kv/pin", {"messages": messages}),
+        ("/kv/prefetch", {"messages": messages}),
+    ):
+        answer = WEB.post(f"{server.url}{path}", json=body)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["message"].startswith("messages.1.content.2: not a text part")
+    assert server.counts["computed_tokens"] == before
+    del seen["content"][2]  # type: ignore[attr-defined]
+    text = {"model": "tiny-llama", "messages": messages, "max_tokens": 1}
+    assert WEB.post(f"{server.url}/v1/chat/completions", json=text).status_code == 200
+
+
 def test_a_prompt_that_does_not_fit_says_how_long_it_may_be(client: openai.OpenAI, model: str) -> None:
     with pytest.raises(openai.BadRequestError) as error:
         client.completions.create(model=model, prompt="x" * 2000)
