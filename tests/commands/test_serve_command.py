@@ -123,6 +123,19 @@ def test_requests_that_outlast_the_drain_are_told_why_they_end(tiny_model: Path)
         assert "Traceback" not in (process.stderr.read() if process.stderr else "")
 
 
+def test_who_follows_the_events_does_not_hold_up_the_end(tiny_model: Path) -> None:
+    with (
+        serve("--model", tiny_model, "--drain", 600) as (url, process),
+        httpx.stream("GET", f"{url}/kv/events", timeout=60) as events,
+    ):
+        lines = events.iter_lines()
+        assert json.loads(next(lines))["events"] == []
+        process.send_signal(signal.SIGTERM)
+        assert list(lines) == [], "the stream ends as it should"
+        assert process.wait(30) == 0
+        assert "Traceback" not in (process.stderr.read() if process.stderr else "")
+
+
 def test_a_killed_server_leaves_its_blocks_to_the_next_one(
     serving: Callable[..., Any], tiny_model: Path, tmp_path: Path
 ) -> None:

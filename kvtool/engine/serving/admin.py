@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ from kvtool.engine.serving.prefetch import WHYS
 from kvtool.engine.serving.respond import Deltas, submit
 from kvtool.engine.serving.scheduler import Scheduler
 from kvtool.engine.serving.text import Detokenizer, StopFilter
+
+LOOK = 0.5
+"""Seconds between two looks whether the server stops, for who follows its events."""
 
 
 def snapshot(engine: Engine) -> dict[str, Any]:
@@ -107,8 +111,11 @@ def admin_routes(engine: Engine, intake: Intake, keys: Keys) -> APIRouter:
 
         async def lines() -> AsyncIterator[str]:
             try:
-                while True:
-                    yield await batches.get()
+                while not engine.runtime.draining:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(LOOK):
+                            batch = await batches.get()
+                        yield batch
             finally:
                 engine.runtime.call(lambda _: engine.events.leave(listener))
 

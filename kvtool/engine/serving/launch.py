@@ -13,6 +13,7 @@ from kvtool.engine.serving.config import ServeConfig
 from kvtool.engine.serving.engine import Engine, build_engine
 from kvtool.engine.serving.keys import LOOPBACK, Keys
 from kvtool.engine.serving.metrics import Metrics
+from kvtool.engine.serving.runtime import Runtime
 from kvtool.engine.serving.server import create_app
 from kvtool.errors import KvtoolError
 
@@ -43,7 +44,7 @@ def serve(config: ServeConfig, ready: Ready) -> None:
     app = create_app(engine, metrics, keys)
     port = listening.getsockname()[1]
     host = f"[{config.host}]" if ":" in config.host else config.host
-    server = Server(app, config, lambda: ready(f"http://{host}:{port}", engine), engine.runtime.end)
+    server = Server(app, config, lambda: ready(f"http://{host}:{port}", engine), engine.runtime)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises them again when it has drained
     server.run(sockets=[listening])
@@ -66,10 +67,7 @@ def bind(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):  # type: ignore[misc]
     """uvicorn that tells when it is ready, and drains for as long as the configuration says."""
 
-    def __init__(
-        self, app: Any, config: ServeConfig, ready: Callable[[], None], end: Callable[[], None]
-    ) -> None:
-        """end: ends the requests that the drain leaves."""
+    def __init__(self, app: Any, config: ServeConfig, ready: Callable[[], None], runtime: Runtime) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -82,7 +80,7 @@ class Server(uvicorn.Server):  # type: ignore[misc]
         )
         self._ready = ready
         self._drain = config.drain
-        self._end = end
+        self._runtime = runtime
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then call `ready`."""
@@ -92,6 +90,7 @@ class Server(uvicorn.Server):  # type: ignore[misc]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain; uvicorn alone would cut off what still runs, with 500 and a traceback."""
-        ending = asyncio.get_running_loop().call_later(self._drain, self._end)
+        self._runtime.draining = True
+        ending = asyncio.get_running_loop().call_later(self._drain, self._runtime.end)
         await super().shutdown(sockets)
         ending.cancel()

@@ -82,6 +82,8 @@ class Runtime:
         self._inside = 0
         self._seconds = 1.0
         self._closing = False
+        self.draining = False
+        """Set when the server is told to stop: streams without an end of their own end now."""
         self._failed = False
         self._thread = threading.Thread(target=self._run, name="kvtool-scheduler", daemon=True)
         self._thread.start()
