@@ -14,7 +14,7 @@ def prefill_of(model: Model) -> Prefill:
     The embedding is looked up and the output head runs for last tokens only: neither counts. All experts
     of a mixture do, so its depths look more alike than they are.
     """
-    ends = {id(part.weight): part.weight for part in _ends(model.module)}
+    ends = {id(each) for part in _ends(model.module) for each in part.parameters()}
     weights = sum(each.numel() for each in model.module.parameters() if id(each) not in ends)
     whole, windows = 0.0, Counter[int]()
     for layer in model.config.layers:
@@ -29,4 +29,4 @@ def prefill_of(model: Model) -> Prefill:
 def _ends(module: nn.Module) -> list[nn.Module]:
     """Embedding and output head, which may share their weight."""
     found = [module.get_input_embeddings(), module.get_output_embeddings()]  # type: ignore[operator]
-    return [each for each in found if each is not None and hasattr(each, "weight")]
+    return [each for each in found if each is not None]
