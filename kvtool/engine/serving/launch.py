@@ -5,6 +5,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import uvicorn
@@ -37,7 +38,10 @@ def serve(config: ServeConfig, ready: Ready) -> None:
     listening = bind(config.host, config.port)
     metrics = Metrics()
     try:
-        engine = build_engine(config, metrics)
+        # In a thread that ends: OpenMP's workers end with theirs, and those of the scheduler's thread do not
+        # spin, but sleep after every product, as long as the process has more of them than there are cores.
+        with ThreadPoolExecutor(1) as loading:
+            engine = loading.submit(build_engine, config, metrics).result()
     except BaseException:
         listening.close()
         raise
