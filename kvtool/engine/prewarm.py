@@ -22,7 +22,6 @@ from kvtool.engine.compute.model import Model
 from kvtool.engine.schedule import Batch, Piece, batches, chunking, cut_pieces, split
 from kvtool.engine.storage.codec import (
     BlockCodec,
-    compressed,
     encode_blocks,
     is_exact,
     is_steered,
@@ -242,17 +241,17 @@ class _Run:
         before = next(coming, [])
         while before:
             after = next(coming, [])
-            for leaving, number, codec in before:
-                yield compressed(codec, self.identity.shape, leaving.row(number))
+            for leaving, number in before:
+                yield leaving.row(number)
                 self.blocks_done += 1
                 self.progress(self.blocks_done * self.plan.block_size)
             before = after
 
     def _leaving(
         self, batch: Batch, blocks: Iterator[tuple[list[int], Blocks]]
-    ) -> Iterator[list[tuple[Leaving, int, BlockCodec]]]:
-        """For each forward its blocks in order: where they are, and their codec. Blocks that are coded alike
-        are coded together, on the device that computed them, and leave it in one copy."""
+    ) -> Iterator[list[tuple[Leaving, int]]]:
+        """For each forward its blocks in order, and where they are. Blocks that are coded alike are coded
+        together, on the device that computed them, and leave it in one copy."""
         waiting = iter(batch.stored)
         left = len(batch.stored)
         while left:
@@ -263,11 +262,12 @@ class _Run:
             for place, row in enumerate(rows):
                 kind = self.chosen.codec_of(row), bool(self.plan.depth[row] == 0)
                 alike.setdefault(kind, []).append(place)
-            found: dict[int, tuple[Leaving, int, BlockCodec]] = {}
+            found: dict[int, tuple[Leaving, int]] = {}
             for (codec, first), places in alike.items():
                 some = [(keys[places], values[places]) for keys, values in made]
-                leaving = Leaving(encode_blocks(codec, self.identity.shape, some, first, self.guide))
-                found.update({place: (leaving, number, codec) for number, place in enumerate(places)})
+                coded = encode_blocks(codec, self.identity.shape, some, first, self.guide)
+                leaving = Leaving(codec, self.identity.shape, *coded)
+                found.update({place: (leaving, number) for number, place in enumerate(places)})
             yield [found[place] for place in range(len(rows))]
 
     def _exact(self, row: int) -> Block | None:

@@ -65,6 +65,8 @@ class QuantizedArena(Arena):
         self._raw: OrderedDict[int, int] = OrderedDict()  # slot -> raw slot, used longest ago first
         self._free = list(range(raw_slots))[::-1]
         self._full: set[int] = set()
+        self.crowded_out = 0
+        """Blocks that were squeezed before their time, most of them first ones, since raw slots ran out."""
 
     def begin(self, spans: list[Span]) -> list[Span]:
         """Squeeze what the last step filled, and lend raw slots for what this one writes."""
@@ -196,6 +198,7 @@ class QuantizedArena(Arena):
             victims = list(self._raw)[:short]
             assert len(victims) == short and used.isdisjoint(victims), "too few raw slots for one step"
             self.squeeze(victims)
+            self.crowded_out += short
         for slot in needed:
             self._raw[slot] = self._entries[slot] = self._free.pop()
         if again:

@@ -34,7 +34,7 @@ def snapshot(engine: Engine) -> dict[str, Any]:
     """Counts and sizes now. Read from any thread: numbers may be a step apart from each other."""
     scheduler = engine.scheduler
     pool = scheduler.pool
-    counts = dict(scheduler.counts)
+    counts = {**scheduler.counts, **engine.store.counts()}
     counts["lost_blocks"] = pool.lost
     counts["collisions"] = engine.index.collisions
     hits = sum(counts.get(f"hit_tokens_{tier.name.lower()}", 0) for tier in Tier)

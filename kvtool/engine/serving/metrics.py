@@ -28,6 +28,7 @@ COUNTERS = {
     "failed_moves": "Blocks that could not be written to the disk tier",
     "preemptions": "Requests put back because the pool was full",
     "lost_blocks": "Blocks that left the last tier that held them",
+    "squeezed_blocks": "Blocks that a quantized device squeezed before their time: no raw slot was left",
     "collisions": "Blocks whose hash belongs to other tokens",
 }
 

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from math import isfinite
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from kvtool.engine.storage.codecs import CODECS
+from kvtool.engine.storage.faults import faults, refuse
 from kvtool.engine.storage.layout import DTYPES, ITEM_BYTES, BlockShape, LayerGroup, Part
 from kvtool.engine.storage.planes import compress, decompress
 from kvtool.engine.storage.rounding import Guide
@@ -66,10 +66,14 @@ class Codec(Protocol):
     def encode(
         self, keys: Tensor, values: Tensor, first: bool, feedback: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """keys, values: [layers, tokens, kv_heads, dim], finite. Deterministic to the bit.
+        """keys, values: [layers, tokens, kv_heads, dim]. Deterministic to the bit where they are finite.
 
         feedback: a guide's for a block's layers, which repeat block by block, if the codec is steered.
         """
+        ...
+
+    def held(self, keys: Tensor, values: Tensor, parts: Mapping[str, Tensor]) -> Tensor | None:
+        """Whether `parts`, which `encode` made, hold what it was given: bool [layers]; None: they do."""
         ...
 
     def decode(
@@ -194,7 +198,9 @@ def encode_block(
     codec: BlockCodec, shape: BlockShape, block: Block, first: bool, guide: Guide | None = None
 ) -> bytes:
     """One block as it stands in a shard. Infinities and NaNs are refused: they would poison a cache."""
-    made = encode_blocks(codec, shape, [(keys[None], values[None]) for keys, values in block], first, guide)
+    one = [(keys[None], values[None]) for keys, values in block]
+    made, fault = encode_blocks(codec, shape, one, first, guide)
+    refuse(int(fault), codec.name, shape.dtype)
     data: bytes = made[0].cpu().numpy().tobytes()
     return compressed(codec, shape, data)
 
@@ -206,28 +212,27 @@ def compressed(codec: BlockCodec, shape: BlockShape, data: bytes) -> bytes:
 
 def encode_blocks(
     codec: BlockCodec, shape: BlockShape, blocks: Block, first: bool, guide: Guide | None = None
-) -> Tensor:
-    """n blocks, by layer keys and values [n, block_size, kv_heads, dim] -> uint8 [n, bytes] on their device.
+) -> tuple[Tensor, Tensor]:
+    """n blocks, by layer keys and values [n, block_size, kv_heads, dim] -> bytes, faults, on their device.
 
+    Bytes are uint8 [n, bytes], faults uint8 [n]; a block with one must not be used (`faults.refuse`).
     `first`: of all of them. What is to be compressed is not yet. guide: steers the rounding of few bits; any
     guide, or none, makes blocks that read the same way.
     """
     tensors: dict[str, Tensor] = {}
+    found: list[Tensor] = []
     for stack in stacks(codec, shape):
         keys, values = (
             torch.stack([blocks[layer][side] for layer in stack.layers], 1).flatten(0, 1) for side in (0, 1)
         )
-        for noun, tensor in (("keys", keys), ("values", values)):
-            if not _all_finite(tensor):
-                raise KvtoolError(
-                    f"the model's {noun} are not finite in {shape.dtype}", "use --dtype float32 or bfloat16"
-                )
         feedback = guide.feedback(stack.layers) if guide is not None and stack.codec.steered else None
-        for name, tensor in stack.codec.encode(keys, values, first, feedback).items():
-            tensors[name + stack.suffix] = tensor
+        made = stack.codec.encode(keys, values, first, feedback)
+        tensors.update({name + stack.suffix: tensor for name, tensor in made.items()})
+        layers = faults(keys, values, stack.codec.held(keys, values, made))
+        found.append(layers.view(-1, len(stack.layers)).amax(1))
     parts = block_parts(codec, shape, first)
     assert len(tensors) == len(parts)
-    return torch.cat([_to_bytes(tensors[part.name], part) for part in parts], 1)
+    return torch.cat([_to_bytes(tensors[part.name], part) for part in parts], 1), torch.stack(found).amax(0)
 
 
 def decode_block(
@@ -274,11 +279,6 @@ def tensors_of(codec: BlockCodec, shape: BlockShape, data: Tensor, first: bool) 
         at += part.nbytes
     assert at == data.shape[1]
     return tensors
-
-
-def _all_finite(tensor: Tensor) -> bool:
-    """A sum is finite only if all numbers are; the rare sum that overflows is looked at closely."""
-    return isfinite(float(tensor.sum(dtype=torch.float32))) or bool(torch.isfinite(tensor).all())
 
 
 def _to_bytes(tensor: Tensor, part: Part) -> Tensor:

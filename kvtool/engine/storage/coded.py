@@ -19,7 +19,6 @@ from kvtool.engine.compute.kernels.layers import QuantizedBlocks
 from kvtool.engine.compute.quantized_arena import NAMES, QuantizedArena
 from kvtool.engine.storage.codec import (
     block_parts,
-    compressed,
     decode_block,
     decode_blocks,
     encode_blocks,
@@ -63,7 +62,7 @@ def encode_from(
 ) -> list[Callable[[], bytes]]:
     """What gives the bytes in `codec` of each block in `slots`, which may be written again at once.
 
-    KvtoolError if a block cannot be coded.
+    It raises KvtoolError if the block could not be coded.
     """
     found: dict[int, Callable[[], bytes]] = {}
     kinds: dict[tuple[bool, bool], list[int]] = {}
@@ -75,16 +74,13 @@ def encode_from(
             some = places[start : start + AT_ONCE]
             chosen = [slots[place] for place in some]
             if ready and isinstance(arena, QuantizedArena):
-                data = _bytes_of(codec, shape, arena.codes(chosen))
+                leaving = Leaving(codec, shape, _bytes_of(codec, shape, arena.codes(chosen)), None)
             else:
-                data = encode_blocks(codec, shape, arena.read_blocks(chosen), first)
-            leaving = Leaving(data)
-            found.update({place: partial(_row, codec, shape, leaving, row) for row, place in enumerate(some)})
+                leaving = Leaving(
+                    codec, shape, *encode_blocks(codec, shape, arena.read_blocks(chosen), first)
+                )
+            found.update({place: partial(leaving.row, row) for row, place in enumerate(some)})
     return [found[place] for place in range(len(slots))]
-
-
-def _row(codec: "BlockCodec", shape: BlockShape, leaving: Leaving, row: int) -> bytes:
-    return compressed(codec, shape, leaving.row(row))
 
 
 def place_blocks(arena: Arena, shape: BlockShape, slots: Sequence[int], blocks: Sequence[Encoded]) -> None:

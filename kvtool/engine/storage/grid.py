@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvtool.errors import KvtoolError
-
 FARTHEST = 127
 """Largest offset in steps."""
 
 LARGEST_STEP = 0xF7
 """The code below fp16's infinity: 61,440."""
+
+NO_STEP = 0xFF
+"""The code where no step is large enough: such codes must not be used."""
 
 SMALLEST_STEP = 2.0**-17
 """Of code 1. Code 0 is no step: a group of zeros."""
@@ -40,7 +41,7 @@ def encode(numbers: Tensor, axis: int, bits: int, symmetric: bool) -> Grid:
     """Round float32 `numbers` to the nearest point, ties to even; `axis` runs over the elements of a group.
 
     symmetric: codes -(2**(bits-1) - 1) ... 2**(bits-1) - 1 around zero; else 0 ... 2**bits - 1 and an
-    offset. KvtoolError where a number is too large for any step.
+    offset. The step is NO_STEP where a number is not finite or too large for any.
     """
     if symmetric:
         top = 2 ** (bits - 1) - 1
@@ -69,14 +70,12 @@ def decode(grid: Grid) -> Tensor:
 
 
 def _steps(exact: Tensor) -> Tensor:
-    """uint8 codes of steps, none below `exact`; 0 only where that is 0."""
+    """uint8 codes of steps, none below `exact`; 0 only where that is 0, NO_STEP where it is too large."""
     half = exact.half()
     bits = half.view(torch.int16).to(torch.int32)
     bits += half.float() < exact
     codes = (bits + 0x7F) >> 7
-    if bool((codes > LARGEST_STEP).any()):
-        raise KvtoolError("an element is too large for a quantized block", "use --codec raw")
-    return codes.to(torch.uint8)
+    return codes.masked_fill_((codes < 0) | (codes > LARGEST_STEP), NO_STEP).to(torch.uint8)
 
 
 def step_sizes(codes: Tensor) -> Tensor:

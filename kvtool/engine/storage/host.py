@@ -1,5 +1,6 @@
 """The host tier's memory: blocks as the arena has them, or encoded by a codec so that more of them fit."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -8,9 +9,12 @@ from kvtool.engine.compute.arena import Arena
 from kvtool.engine.storage.codec import encode_block
 from kvtool.engine.storage.coded import Encoded, encode_from, place_blocks
 from kvtool.engine.storage.layout import BlockShape
+from kvtool.errors import KvtoolError
 
 if TYPE_CHECKING:
     from kvtool.engine.storage.codec import BlockCodec
+
+log = logging.getLogger("kvtool.serve")
 
 
 class HostBlocks(Protocol):
@@ -30,8 +34,12 @@ class HostBlocks(Protocol):
         """Copy blocks from `slots` to the device's slots `targets`."""
         ...
 
+    def holds(self, slot: int) -> bool:
+        """Whether a slot that was filled has its block: one that could not be encoded is not kept."""
+        ...
+
     def encoded(self, slot: int, first: bool) -> Encoded:
-        """A block as it goes to disk."""
+        """A block as it goes to disk. KvtoolError if the slot does not hold it."""
         ...
 
 
@@ -56,6 +64,10 @@ class PlainHost:
     def bring(self, device: Arena, slots: Sequence[int], targets: Sequence[int]) -> None:
         """One copy a layer."""
         device.copy_from(self._arena, slots, targets)
+
+    def holds(self, slot: int) -> bool:
+        """Always."""
+        return True
 
     def encoded(self, slot: int, first: bool) -> Encoded:
         """Its elements, unchanged."""
@@ -91,13 +103,23 @@ class EncodedHost:
         self._settle()
         place_blocks(device, self._shape, targets, [self._blocks[slot] for slot in slots])
 
+    def holds(self, slot: int) -> bool:
+        """Whether its bytes are here."""
+        self._settle()
+        return slot in self._blocks
+
     def encoded(self, slot: int, first: bool) -> Encoded:
         """The bytes that it has."""
-        self._settle()
+        if not self.holds(slot):
+            raise KvtoolError("the block could not be encoded")
         return self._blocks[slot]
 
     def _settle(self) -> None:
         """Take in what has left the device since."""
         for slot, data, first in self._leaving:
-            self._blocks[slot] = Encoded(self._codec, data(), first)
+            try:
+                self._blocks[slot] = Encoded(self._codec, data(), first)
+            except KvtoolError as error:  # keys or values that the codec cannot hold
+                self._blocks.pop(slot, None)
+                log.warning("a block could not be encoded and is dropped: %s", error)
         self._leaving = []

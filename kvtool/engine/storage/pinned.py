@@ -92,6 +92,10 @@ class PinnedHost:
         self._read.note(slots, layers[-1])
         device.arrivals.add(targets, layers)
 
+    def holds(self, slot: int) -> bool:
+        """Always."""
+        return True
+
     def encoded(self, slot: int, first: bool) -> Encoded:
         """Its elements, unchanged."""
         self._settle(slot, self._written)

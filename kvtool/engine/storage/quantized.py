@@ -97,6 +97,11 @@ class Quantized:
                 parts[f"{noun}_offsets"] = made.offsets.squeeze(coding.along + 1)
         return parts
 
+    def held(self, keys: Tensor, values: Tensor, parts: Mapping[str, Tensor]) -> Tensor | None:
+        """Unless a group has no step that is large enough."""
+        steps = torch.cat([parts[f"{noun}_steps"].flatten(1) for noun in ("key", "value")], 1)
+        return (steps != grid.NO_STEP).all(1)
+
     def decode(
         self,
         parts: Mapping[str, Tensor],

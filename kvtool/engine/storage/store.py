@@ -112,7 +112,13 @@ class BlockStore:
             if target is Tier.HOST:
                 assert self._host is not None and source is Tier.DEVICE
                 last = {move.target_slot: move for move in run}  # a slot may be filled twice in a run
-                failed.extend(self._keep(self._host, list(last.values())))
+                moved = list(last.values())
+                self._host.keep(
+                    self._device,
+                    [move.source_slot for move in moved],
+                    [move.target_slot for move in moved],
+                    [self._is_first(move.node) for move in moved],
+                )
             else:
                 assert target is Tier.DISK
                 failed.extend(move for move in run if not self._write_back(move))
@@ -126,6 +132,10 @@ class BlockStore:
             find = self._finder(move, take)
             if find is not None:
                 reading.waiting[place] = self._readers.submit(reading.take_in, place, find)
+            elif self._host is not None and not self._host.holds(move.source_slot):
+                bad: Future[Block | Encoded | None] = Future()
+                bad.set_result(None)
+                reading.waiting[place] = bad
         return reading
 
     def lift(self, moves: Sequence[Move]) -> "BlockLift":
@@ -135,6 +145,11 @@ class BlockStore:
         return BlockLift(
             self._host, list(moves), [self._ahead.submit(find) for find in finders if find is not None]
         )
+
+    def counts(self) -> dict[str, int]:
+        """For metrics."""
+        squeezed = self._device.crowded_out if isinstance(self._device, QuantizedArena) else 0
+        return {"squeezed_blocks": squeezed}
 
     def warm_up(self, slots: int) -> None:
         """Make the first `slots` of the device's memory real, which the first reads will fill."""
@@ -180,23 +195,6 @@ class BlockStore:
             log.warning("bad block in the write-back area, computing it instead: block %s", block.hex())
             return None
         return Encoded(self._codec, data, first)
-
-    def _keep(self, host: HostBlocks, moves: list[Move]) -> list[Move]:
-        """Copy from the device to the host tier; returns the moves that failed."""
-        firsts = [self._is_first(move.node) for move in moves]
-        try:
-            host.keep(
-                self._device,
-                [move.source_slot for move in moves],
-                [move.target_slot for move in moves],
-                firsts,
-            )
-        except KvtoolError as error:  # keys or values that the codec cannot hold
-            if len(moves) > 1:
-                return [move for one in moves for move in self._keep(host, [one])]
-            log.warning("a block could not be encoded and is dropped: %s", error)
-            return moves
-        return []
 
     def _write_back(self, move: Move) -> bool:
         assert self._disk is not None and self.index is not None

@@ -32,7 +32,7 @@ def through(model: Model, arena: Arena, codec: str, slots: list[int]) -> None:
     """Round blocks in place as the codec does."""
     shape = BlockShape.of_layers(SIZE, model.dtype_name, model.config.layer_shapes)
     made = load_codec({"codec": codec})
-    data = encode_blocks(made, shape, arena.read_blocks(slots), False)
+    data, _ = encode_blocks(made, shape, arena.read_blocks(slots), False)
     arena.write_blocks(slots, decode_blocks(made, shape, data, False))
 
 
@@ -92,10 +92,11 @@ def test_raw_slots_go_to_those_who_use_them(tiny: Callable[[str], Any]) -> None:
     arena = quantized(model, 20, "int8", 4)
     for first in (0, 1, 2):
         arena.begin([Span(0, SIZE, 0, [first])])
-    assert [arena.is_raw(slot) for slot in range(3)] == [True] * 3
+    assert [arena.is_raw(slot) for slot in range(3)] == [True] * 3 and arena.crowded_out == 0
     arena.begin([Span(0, 2, SIZE, [0, 9])])  # the first block of a prompt that goes on is in use
     arena.begin([Span(0, 4, 0, [3])])  # no room: what was used longest ago is squeezed
     assert [arena.is_raw(slot) for slot in (0, 1, 2, 9, 3)] == [True, False, True, True, True]
+    assert arena.crowded_out == 1, "it had been full for long and was squeezed all the same"
     with pytest.raises(AssertionError, match="too few raw slots"):
         arena.begin([Span(0, 5 * SIZE, 0, [10, 11, 12, 13, 14])])
 

@@ -68,10 +68,10 @@ def test_a_block_comes_back_as_its_codec_gives_it_and_is_encoded_once(
     """Device -> host -> disk -> device -> gone -> device: one encoding, whatever the tiers do."""
     encoded: list[bytes] = []
 
-    def counted(*arguments: Any) -> torch.Tensor:
-        data = encode_blocks(*arguments)
+    def counted(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        data, faults = encode_blocks(*arguments)
         encoded.extend(row.tobytes() for row in data.numpy())
-        return data
+        return data, faults
 
     monkeypatch.setattr("kvtool.engine.storage.coded.encode_blocks", counted)
     options = {"model": str(tiny_model), "block_size": SIZE, "device_blocks": 40, "tier_codec": codec}

@@ -111,6 +111,8 @@ def test_many_prompts_share_few_raw_slots(serving: Serving, tiny_model: Path) ->
         found = [ask(running, text, max_tokens=2) for text in texts]
         again = [ask(running, text, max_tokens=2) for text in texts]
         assert all(cached >= SIZE for _, cached in again)
+        stats = WEB.get(f"{running.url}/kv/stats").json()["counts"]
+        assert stats["squeezed_blocks"] == arena.crowded_out >= len(texts) - arena.raw_slots
         same = sum(new == old for (new, _), (old, _) in zip(again, found, strict=True))
         assert same >= 38, "another block's keys would give other answers"
         running.idle()

@@ -288,7 +288,7 @@ def test_what_cannot_be_stored_is_refused() -> None:
         encode_block(Raw(), shape, [(good, bad)], False)
     with pytest.raises(KvtoolError, match="too large"):
         encode_block(Int8(), shape, [(good + 1e9, good)], False)
-    with pytest.raises(KvtoolError, match="too large for fp16"):
+    with pytest.raises(KvtoolError, match="too large for codec half"):
         encode_block(Half(), shape, [(good, good + 7e4)], False)
 
 

@@ -24,6 +24,8 @@ from kvtool.engine.storage.codec import (
 )
 from kvtool.engine.storage.codecs import CODECS
 from kvtool.engine.storage.coded import Encoded, codes_in, encode_from, place_blocks
+from kvtool.engine.storage.faults import KEYS, RANGE, VALUES, faults
+from kvtool.engine.storage.host import EncodedHost
 from kvtool.engine.storage.lanes import Lanes
 from kvtool.engine.storage.layout import BlockShape
 from kvtool.engine.storage.leaving import Leaving
@@ -118,12 +120,55 @@ def test_quantized_blocks_leave_as_they_came(model: Any, name: str) -> None:
     assert [each() for each in again] == [data[2](), data[0](), data[1]()]
 
 
-def test_one_block_that_cannot_be_coded_is_an_error(model: Any) -> None:
+@pytest.mark.parametrize("name", CODECS.names())
+@pytest.mark.parametrize(
+    ("number", "reason"), [(torch.nan, "values are not"), (-torch.inf, "values are not")]
+)
+def test_one_block_that_cannot_be_coded_costs_no_other(
+    model: Any, name: str, number: float, reason: str
+) -> None:
     arena = filled(model)
-    arena.keys[0][5, 3] = torch.nan
-    codec, shape = load_codec({"codec": "int8"}), shape_of(model)
-    with pytest.raises(KvtoolError, match="not finite"):
-        encode_from(arena, codec, shape, [4, 5], [False, False])
+    arena.values[1][5, 3, 1, 2] = number
+    codec, shape = load_codec({"codec": name}), shape_of(model)
+    made = encode_from(arena, codec, shape, [4, 5, 6], [False] * 3)
+    with pytest.raises(KvtoolError, match=reason):
+        made[1]()
+    for slot, data in ((4, made[0]), (6, made[2])):
+        assert data() == encode_block(codec, shape, arena.read_block(slot), False)
+
+
+@pytest.mark.parametrize("name", sorted({"int8", "int4", "half", "k3v2"} & set(CODECS.names())))
+def test_an_element_beyond_the_codec_is_found_with_the_bytes(model: Any, name: str) -> None:
+    arena = filled(model)
+    arena.keys[0][7, 4, 0, 1] = 1e8
+    codec, shape = load_codec({"codec": name}), shape_of(model)
+    made = encode_from(arena, codec, shape, [7, 8], [False, False])
+    with pytest.raises(KvtoolError, match=f"too large for codec {name}"):
+        made[0]()
+    assert made[1]() == encode_block(codec, shape, arena.read_block(8), False)
+
+
+def test_a_sum_that_overflows_is_no_fault() -> None:
+    edge = torch.full((3, 4, 2, 8), 3e38)
+    edge[1, 2, 1, 5] = torch.inf
+    assert faults(edge, edge, None).tolist() == [0, KEYS, 0]
+    assert faults(-edge[:1], edge[1:2], torch.tensor([False])).tolist() == [VALUES]
+    assert faults(edge[:2], edge[:2], torch.tensor([False, True])).tolist() == [RANGE, KEYS]
+
+
+def test_a_tier_drops_what_it_cannot_code_when_the_bytes_are_asked_for(
+    model: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    codec, shape, arena = load_codec({"codec": "int8"}), shape_of(model), filled(model)
+    host = EncodedHost(shape, codec)
+    host.keep(arena, [1, 2], [0, 1], [False, False])
+    arena.keys[0][5] = torch.nan
+    host.keep(arena, [4, 5], [2, 1], [False, False])  # slot 1 gets a block that it cannot hold
+    assert [host.holds(slot) for slot in range(3)] == [True, False, True]
+    assert "keys are not finite" in caplog.text
+    with pytest.raises(KvtoolError, match="could not be encoded"):
+        host.encoded(1, False)
+    assert host.encoded(2, False).data == encode_block(codec, shape, arena.read_block(4), False)
 
 
 @pytest.mark.parametrize("name", ["int8", "k8v4", "int4"])
@@ -136,7 +181,7 @@ def test_attention_over_stored_bytes_is_attention_over_decoded_blocks(
     codec: BlockCodec = load_codec({"codec": name})
     shape = BlockShape.of_layers(block, "float32", [(2, width, width)] * 2)
     blocks = [(torch.randn(3, block, 2, width), torch.randn(3, block, 2, width)) for _ in range(2)]
-    data = encode_blocks(codec, shape, blocks, False)
+    data, _ = encode_blocks(codec, shape, blocks, False)
     (views,) = codes_in(codec, shape, data)
     decoded = decode_blocks(codec, shape, data, False)
     query = torch.randn(3, 4, width)
@@ -174,7 +219,14 @@ class Late:
 
 def test_what_leaves_is_awaited_when_it_is_used() -> None:
     late: Any = Late()
-    leaving = Leaving(torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8), Lanes(late, late, lambda: "mark"))  # type: ignore[arg-type, return-value]
+    lanes = Lanes(late, late, lambda: "mark")  # type: ignore[arg-type, return-value]
+    data = torch.tensor([[1, 2], [3, 4], [5, 6]], dtype=torch.uint8)
+    flags = torch.tensor([0, 0, VALUES], dtype=torch.uint8)
+    shape = BlockShape.of_layers(8, "float16", [(1, 4, 4)])
+    leaving = Leaving(load_codec({"codec": "raw"}), shape, data, flags, lanes)
+    flags[0] = KEYS  # the check may still be running when the copy is queued
     assert len(late.work) == 1
     assert leaving.row(1) == bytes([3, 4]) and not late.work
-    assert leaving.row(0) == bytes([1, 2])
+    for row, noun in ((0, "keys"), (2, "values")):
+        with pytest.raises(KvtoolError, match=f"{noun} are not finite in float16"):
+            leaving.row(row)

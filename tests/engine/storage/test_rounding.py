@@ -117,7 +117,7 @@ def test_blocks_that_are_coded_together_are_as_each_alone() -> None:
     for name in ("int4", "k3v2"):
         codec = load_codec({"codec": name})
         together = [(torch.stack([one[layer] for one in some]),) * 2 for layer in range(LAYERS)]
-        made = encode_blocks(codec, shape, together, False, guide)
+        made, _ = encode_blocks(codec, shape, together, False, guide)
         for row, one in zip(made, some, strict=True):
             alone = encode_block(
                 codec, shape, [(one[layer], one[layer]) for layer in range(LAYERS)], False, guide

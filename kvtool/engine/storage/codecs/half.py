@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from kvtool.engine.storage.layout import LayerGroup, Part
-from kvtool.errors import KvtoolError
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,14 @@ class Half:
     def encode(
         self, keys: Tensor, values: Tensor, first: bool, feedback: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """float32 to the nearest fp16; KvtoolError beyond its range."""
+        """float32 to the nearest fp16."""
         return {"keys": _halved(keys), "values": _halved(values)}
+
+    def held(self, keys: Tensor, values: Tensor, parts: Mapping[str, Tensor]) -> Tensor | None:
+        """Unless a float32 is beyond fp16's range."""
+        if keys.dtype != torch.float32:
+            return None
+        return ~torch.isinf(parts["keys"]).flatten(1).any(1) & ~torch.isinf(parts["values"]).flatten(1).any(1)
 
     def decode(
         self,
@@ -53,12 +58,7 @@ class Half:
 
 
 def _halved(tensor: Tensor) -> Tensor:
-    if tensor.dtype != torch.float32:
-        return tensor
-    half = tensor.half()
-    if bool(torch.isinf(half).any()):
-        raise KvtoolError("half: an element is too large for fp16", "use --codec raw")
-    return half
+    return tensor.half() if tensor.dtype == torch.float32 else tensor
 
 
 CODEC = Half

@@ -35,6 +35,10 @@ class Raw:
         """The tensors themselves."""
         return {"keys": keys, "values": values}
 
+    def held(self, keys: Tensor, values: Tensor, parts: Mapping[str, Tensor]) -> Tensor | None:
+        """Always."""
+        return None
+
     def decode(
         self,
         parts: Mapping[str, Tensor],
