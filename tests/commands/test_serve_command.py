@@ -123,6 +123,27 @@ def test_requests_that_outlast_the_drain_are_told_why_they_end(tiny_model: Path)
         assert "Traceback" not in (process.stderr.read() if process.stderr else "")
 
 
+def test_uploads_that_stall_and_answers_that_nobody_reads_do_not_outlast_the_drain(tiny_model: Path) -> None:
+    body = json.dumps({"model": str(tiny_model), "prompt": "x", "max_tokens": 4}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head += b"content-length: %d\r\n\r\n" % len(body)
+    # A server that waited for anybody here would still be there when the test gives up.
+    with (
+        serve("--model", tiny_model, "--block-size", 8, "--drain", 1) as (url, process),
+        socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=60) as uploads,
+        socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=60) as begins,
+    ):
+        uploads.sendall(head + body[:-1])
+        begins.sendall(head[:20])
+        httpx.get(f"{url}/health")  # both are with the server
+        process.send_signal(signal.SIGTERM)
+        said = b"".join(iter(lambda: uploads.recv(4096), b""))
+        assert said.startswith(b"HTTP/1.1 503 ") and b"The server is shutting down." in said
+        assert begins.recv(4096) == b"", "nothing was asked yet"
+        assert process.wait(20) == 0
+        assert process.stderr is not None and "Traceback" not in process.stderr.read()
+
+
 def test_who_follows_the_events_does_not_hold_up_the_end(tiny_model: Path) -> None:
     with (
         serve("--model", tiny_model, "--drain", 600) as (url, process),

@@ -6,11 +6,15 @@ import signal
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from http import HTTPStatus
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvtool.engine.serving.config import ServeConfig
+from kvtool.engine.serving.connection import SHUTTING_DOWN, Connection
 from kvtool.engine.serving.engine import Engine, build_engine
 from kvtool.engine.serving.keys import LOOPBACK, Keys
 from kvtool.engine.serving.metrics import Metrics
@@ -23,7 +27,7 @@ log = logging.getLogger("kvtool.serve")
 KEEP_ALIVE = 75
 """Seconds that an idle connection stays open: longer than clients keep theirs, or they meet a closed one."""
 
-TOLD = 5
+TOLD = 1
 """Seconds after the drain for which connections stay open, so that whoever still waits reads why it ends."""
 
 Ready = Callable[[str, Engine], None]
@@ -74,12 +78,13 @@ class Server(uvicorn.Server):  # type: ignore[misc]
     def __init__(self, app: Any, config: ServeConfig, ready: Callable[[], None], runtime: Runtime) -> None:
         super().__init__(
             uvicorn.Config(
-                app,
+                _ending_quietly(app),
+                http=Connection,
+                ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE,
-                timeout_graceful_shutdown=int(config.drain) + TOLD,
             )
         )
         self._ready = ready
@@ -94,7 +99,34 @@ class Server(uvicorn.Server):  # type: ignore[misc]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain; uvicorn alone would cut off what still runs, with 500 and a traceback."""
-        self._runtime.draining = True
-        ending = asyncio.get_running_loop().call_later(self._drain, self._runtime.end)
+        self._runtime.drain(self._drain)
+        loop = asyncio.get_running_loop()
+        ending = loop.call_later(self._drain, self._end)
+        cutting = loop.call_later(self._drain + TOLD, self._cut)
         await super().shutdown(sockets)
         ending.cancel()
+        cutting.cancel()
+
+    def _end(self) -> None:
+        """Whoever waits for an answer is told, and whoever still sends a request."""
+        self._runtime.end()
+        for connection in list(self.server_state.connections):
+            if connection.receiving:
+                connection.refuse_rest(HTTPStatus.SERVICE_UNAVAILABLE, SHUTTING_DOWN)
+
+    def _cut(self) -> None:
+        """Whoever did not read that holds nothing up."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        for task in list(self.server_state.tasks):
+            task.cancel()
+
+
+def _ending_quietly(app: ASGIApp) -> ASGIApp:
+    """`app`, where uvicorn would log a traceback for each request that the server's end cancels."""
+
+    async def quiet(scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(asyncio.CancelledError):
+            await app(scope, receive, send)
+
+    return quiet

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from kvtool.engine.serving.answers import ChatAnswer, TextAnswer, usage_object
 from kvtool.engine.serving.api import ApiError, ChatRequest, CompletionRequest
+from kvtool.engine.serving.connection import SHUTTING_DOWN
 from kvtool.engine.serving.generation import Delta, Generation, Usage
 from kvtool.engine.serving.runtime import QueueFull, Runtime, TooMany, Unavailable
 
@@ -34,7 +35,7 @@ class Deltas:
             if delta.finish == "failed":
                 raise ApiError(500, "The engine has failed.", kind="server_error")
             if delta.finish == "cancelled":
-                raise ApiError(503, "The server is shutting down.", kind="server_error")
+                raise ApiError(503, SHUTTING_DOWN, kind="server_error")
             left -= delta.finish is not None
             yield number, delta
 

@@ -1,6 +1,7 @@
 """The scheduler's thread: the only one that touches pool, index, store and model."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -82,8 +83,7 @@ class Runtime:
         self._inside = 0
         self._seconds = 1.0
         self._closing = False
-        self.draining = False
-        """Set when the server is told to stop: streams without an end of their own end now."""
+        self._until = math.inf
         self._failed = False
         self._thread = threading.Thread(target=self._run, name="kvtool-scheduler", daemon=True)
         self._thread.start()
@@ -97,6 +97,20 @@ class Runtime:
     def inside(self) -> int:
         """Requests that are running or waiting."""
         return self._inside
+
+    def drain(self, seconds: float) -> None:
+        """The server is told to stop: what is inside has so long, streams without an end of their own end."""
+        self._until = time.monotonic() + seconds
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server was told to stop."""
+        return self._until < math.inf
+
+    @property
+    def left(self) -> float:
+        """Seconds until the drain ends, infinite where none has begun."""
+        return max(0.0, self._until - time.monotonic())
 
     def submit(self, requests: Sequence[Generation]) -> None:
         """Queue all of `requests` or none. Raises TooMany, QueueFull or Unavailable."""

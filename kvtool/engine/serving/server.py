@@ -50,7 +50,7 @@ def create_app(engine: Engine, metrics: Metrics, keys: Keys) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         intake.close()
-        engine.close(engine.config.drain)
+        engine.close(engine.runtime.left)
 
     app = FastAPI(title="kvtool serve", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(BodyLimit, limit=engine.config.body_limit)
