@@ -9,6 +9,7 @@ they fail.
 import json
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ from kvtool.errors import KvtoolError
 from kvtool.requests import Request
 from kvtool.segments import line_cuts, special_cuts
 from kvtool.templates import Rendered, Span, Template, load_template
+from kvtool.token_lengths import Fewest, fewest_tokens
 
 CACHED_CHARACTERS = 64_000_000
 """Text that the segment cache may hold before it starts anew (a few hundred MB with its tokens)."""
@@ -62,6 +64,10 @@ class Tokenizer(Protocol):
         """Text of `ids` without special tokens; bytes that are not UTF-8 become U+FFFD."""
         ...
 
+    def fewest(self, text: str) -> int:
+        """Tokens that `encode(text)` has at least, told without encoding; 0 where nothing is known."""
+        ...
+
 
 class BytesTokenizer:
     """UTF-8 bytes, four to a token: the stand-in when no tokenizer is at hand. Counts are estimates."""
@@ -95,9 +101,13 @@ class BytesTokenizer:
         """The bytes of `ids`, the last one's padding removed."""
         return np.array(ids, dtype="<u4").tobytes().rstrip(b"\0").decode("utf-8", "replace")
 
+    def fewest(self, text: str) -> int:
+        """All there are."""
+        return -(-len(text.encode("utf-8", "surrogatepass")) // 4)
+
 
 class FastTokenizer:
-    """A Hugging Face `tokenizers` file, with a bounded cache of encoded segments."""
+    """A Hugging Face `tokenizers` file, with a bounded cache of encoded segments. Threads may share it."""
 
     exact = True
 
@@ -127,7 +137,7 @@ class FastTokenizer:
         if self._specials is None:
             return list(self._encoded(texts))
         if self._cached_characters > CACHED_CHARACTERS:
-            self._cache.clear()
+            self._cache = {}  # another one: a thread may be in the middle of the old one
             self._cached_characters = 0
         cut = [self._specials.split(text) for text in texts]
         cache = self._cache
@@ -153,6 +163,14 @@ class FastTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens; what the model's own decoder makes of invalid bytes."""
         return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=True))
+
+    def fewest(self, text: str) -> int:
+        """By the length of the longest token (see `kvtool.token_lengths`)."""
+        return 0 if self._fewest is None else self._fewest(text)
+
+    @cached_property
+    def _fewest(self) -> Fewest | None:
+        return fewest_tokens(self._backend)
 
     def _pieces(self, segment: str) -> list[str]:
         return self._lines.split(segment) if self._lines and len(segment) >= LONG else [segment]

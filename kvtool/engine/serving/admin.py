@@ -11,7 +11,7 @@ import numpy as np
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
-from kvtool.blocks import BlockHash
+from kvtool.blocks import BlockHash, TokenIds
 from kvtool.cache.pool import Pool
 from kvtool.cache.tiers import Tier
 from kvtool.engine.serving.api import ApiError, EvictRequest, PinRequest, PrefetchRequest
@@ -19,7 +19,7 @@ from kvtool.engine.serving.engine import Engine
 from kvtool.engine.serving.events import Event
 from kvtool.engine.serving.generation import Generation
 from kvtool.engine.serving.hot import hot_prefixes
-from kvtool.engine.serving.intake import Intake
+from kvtool.engine.serving.intake import Arrival, Intake
 from kvtool.engine.serving.keys import Keys
 from kvtool.engine.serving.prefetch import WHYS
 from kvtool.engine.serving.respond import Deltas, submit
@@ -165,11 +165,22 @@ def admin_routes(engine: Engine, intake: Intake, keys: Keys) -> APIRouter:
 
         return {"dropped": await _call(engine, drop)}
 
+    async def prompt_of(body: PinRequest | PrefetchRequest, request: Request) -> TokenIds:
+        """The prompt to pin or fetch; 400 unless there is one that this server could be asked."""
+        arrival = Arrival(len(await request.body()))
+        if body.messages is not None:
+            raw = await request.json()
+            prompt, _ = await intake.chat_prompt(raw["messages"], raw.get("tools") or None, arrival)
+            intake.room(prompt, "messages")
+        else:
+            (prompt,) = await intake.text_prompts([body.prompt or ""], arrival)
+            intake.room(prompt, "prompt")
+        return prompt
+
     @router.post("/prefetch")
     async def prefetch(body: PrefetchRequest, request: Request) -> dict[str, int]:
         admin(request)
-        raw = await request.json()
-        prompt = await intake.encode(body.prompt, raw.get("messages"), raw.get("tools") or None)
+        prompt = await prompt_of(body, request)
         root = engine.root("", None)
         return {"loaded": await _call(engine, lambda s: s.fetch(engine.index.chain(prompt, root)))}
 
@@ -177,9 +188,7 @@ def admin_routes(engine: Engine, intake: Intake, keys: Keys) -> APIRouter:
     async def pin(body: PinRequest, request: Request) -> dict[str, int]:
         """Computes what is missing, then holds it."""
         admin(request)
-        raw = await request.json()
-        prompt = await intake.encode(body.prompt, raw.get("messages"), raw.get("tools") or None)
-        intake.room(prompt)
+        prompt = await prompt_of(body, request)
         root = engine.root("", None)
         deltas = Deltas()
         warmed = Generation(

@@ -1,9 +1,8 @@
 """From a checked body to generations: prompt tokens, limits, sampling."""
 
-import asyncio
 import secrets
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -16,6 +15,7 @@ from kvtool.engine.serving.choosing import chooser
 from kvtool.engine.serving.constraint import Grammars
 from kvtool.engine.serving.engine import Engine
 from kvtool.engine.serving.generation import Delta, Generation
+from kvtool.engine.serving.lanes import Lanes
 from kvtool.engine.serving.text import Detokenizer, StopFilter
 from kvtool.errors import KvtoolError
 from kvtool.requests import Request, Source
@@ -31,17 +31,25 @@ COLD = 1e-5
 NOWHERE = Source("request", 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What decides when a request is tokenized (see `lanes`): bytes of its body, and whose it is."""
+
+    size: int
+    client: tuple[str, str] | None = None
+
+
 class Intake:
-    """Makes generations for one engine. Tokenizing has one thread: the tokenizer has a cache and no lock."""
+    """Makes generations for one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._grammars = Grammars(engine.model)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvtool-tokenizer")
+        self._lanes = Lanes()
 
     def close(self) -> None:
-        """End the tokenizer's thread."""
-        self._thread.shutdown()
+        """End the tokenizer's threads."""
+        self._lanes.close()
 
     def check_model(self, name: str) -> None:
         """404 for a model that is not served here."""
@@ -53,45 +61,74 @@ class Intake:
                 param="model",
             )
 
-    async def encode(
-        self, prompt: str | list[int] | None, messages: list[Any] | None, tools: list[Any] | None
-    ) -> TokenIds:
-        """Token ids of a text, of ids, or of a chat, uint32 [n]; 400 when they cannot be a prompt."""
-        if isinstance(prompt, list):
-            vocab = self._engine.model.config.vocab
-            if any(not 0 <= token < vocab for token in prompt):
-                raise ApiError(400, f"prompt: token ids must be between 0 and {vocab - 1}", param="prompt")
-            return np.array(prompt, np.uint32)
-        _check_parts(messages or [])
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._thread, self._encode, prompt, messages, tools)
-        except KvtoolError as error:
-            raise ApiError(400, str(error), param="messages" if messages else "prompt") from error
+    async def text_prompts(self, given: Sequence[str | list[int]], arrival: Arrival) -> list[TokenIds]:
+        """Token ids of texts or of ids, uint32 [n] each; 400 when they cannot be a prompt."""
+        for prompt in given:
+            if isinstance(prompt, list):
+                self._check_ids(prompt)
+        return await self._lanes.run(
+            arrival.size,
+            arrival.client,
+            lambda: [
+                self._encode_text(prompt, "prompt")
+                if isinstance(prompt, str)
+                else np.array(prompt, np.uint32)
+                for prompt in given
+            ],
+        )
 
-    async def public_tokens(
-        self, prompt: TokenIds, messages: list[Any], tools: list[Any] | None, tenant: str, salt: str | None
-    ) -> int:
-        """Leading tokens of a chat's prompt that its system prompt and tools make; 0 where nothing is shared.
+    async def chat_prompt(
+        self,
+        messages: list[Any],
+        tools: list[Any] | None,
+        arrival: Arrival,
+        tenant: str = "",
+        salt: str | None = None,
+    ) -> tuple[TokenIds, int]:
+        """Token ids of a chat, uint32 [n], and how many leading ones its system prompt and tools make
+        and that the tenant may share; 400 when it cannot be a prompt."""
+        _check_parts(messages)
+        asks = bool(tenant) and salt is None and bool(len(self._engine.public))
 
-        Found by comparing with the same head before an empty question, so it holds for any template.
-        """
-        if not tenant or salt is not None or not len(self._engine.public):
-            return 0
+        def encode() -> tuple[TokenIds, int]:
+            prompt = self._encode_chat(messages, tools)
+            return prompt, self._public_tokens(prompt, messages, tools) if asks else 0
+
+        return await self._lanes.run(arrival.size, arrival.client, encode)
+
+    def _public_tokens(self, prompt: TokenIds, messages: list[Any], tools: list[Any] | None) -> int:
+        """Found by comparing with the same head before an empty question, so it holds for any template."""
         head = list(takewhile(lambda message: message.get("role") in HEAD_ROLES, messages))
         try:
-            bare = await self.encode(None, [*head, {"role": "user", "content": ""}], tools)
+            bare = self._encode_chat([*head, {"role": "user", "content": ""}], tools)
         except ApiError:  # a template that wants more than that
             return 0
         both = min(len(bare), len(prompt))
         differ = np.flatnonzero(bare[:both] != prompt[:both])
         return int(differ[0]) if len(differ) else both
 
-    def _encode(self, text: str | None, messages: list[Any] | None, tools: list[Any] | None) -> TokenIds:
-        if messages is not None and self._engine.normalizer is not None:
+    def _encode_chat(self, messages: list[Any], tools: list[Any] | None) -> TokenIds:
+        if self._engine.normalizer is not None:
             messages, tools = self._engine.normalizer.apply(messages, tools)
-        request = Request("", NOWHERE, messages=messages, tools=tools, text=text)
-        return self._engine.model.encoder.encode([request])[0]
+        request = Request("", NOWHERE, messages=messages, tools=tools)
+        try:
+            text = self._engine.model.encoder.render(request).text
+        except KvtoolError as error:
+            raise ApiError(400, str(error), param="messages") from error
+        return self._encode_text(text, "messages")
+
+    def _encode_text(self, text: str, param: str) -> TokenIds:
+        tokenizer, longest = self._engine.model.encoder.tokenizer, self._engine.longest
+        if len(text) > longest and (least := tokenizer.fewest(text)) >= longest:
+            raise _too_long(longest, f"at least {least}", param)
+        return tokenizer.encode(text)
+
+    def _check_ids(self, prompt: list[int]) -> None:
+        vocab, longest = self._engine.model.config.vocab, self._engine.longest
+        if len(prompt) >= longest:
+            raise _too_long(longest, str(len(prompt)), "prompt")
+        if any(not 0 <= token < vocab for token in prompt):
+            raise ApiError(400, f"prompt: token ids must be between 0 and {vocab - 1}", param="prompt")
 
     def chat(
         self,
@@ -102,7 +139,7 @@ class Intake:
         emit: Emit,
         public: int = 0,
     ) -> list[Generation]:
-        """One generation for each of n choices. public: see `public_tokens`."""
+        """One generation for each of n choices. public: see `chat_prompt`."""
         top = None
         if body.logprobs:
             top = body.top_logprobs or 0
@@ -154,7 +191,7 @@ class Intake:
             temperature = 0.0
         made: list[Generation] = []
         for prompt in prompts:
-            room = self.room(prompt)
+            room = self.room(prompt, "messages" if isinstance(body, ChatRequest) else "prompt")
             for _ in range(body.n):
                 number = len(made)
                 sampling = Sampling(
@@ -183,18 +220,13 @@ class Intake:
                 made.append(generation)
         return made
 
-    def room(self, prompt: TokenIds) -> int:
+    def room(self, prompt: TokenIds, param: str) -> int:
         """Most tokens that can follow `prompt`; 400 if there is no room for one."""
         longest = self._engine.longest
         if not len(prompt):
-            raise ApiError(400, "the prompt is empty", param="prompt")
+            raise ApiError(400, "the prompt is empty", param=param)
         if len(prompt) >= longest:
-            raise ApiError(
-                400,
-                f"This server's maximum context length is {longest} tokens; the prompt has {len(prompt)}.",
-                code="context_length_exceeded",
-                param="messages",
-            )
+            raise _too_long(longest, str(len(prompt)), param)
         return longest - len(prompt)
 
     def _bias(self, given: dict[str, float] | None) -> dict[int, float]:
@@ -204,6 +236,15 @@ class Intake:
                 raise ApiError(400, f"logit_bias: '{key[:20]}' is not a token id", param="logit_bias")
             bias[int(key)] = value
         return bias
+
+
+def _too_long(longest: int, count: str, param: str) -> ApiError:
+    return ApiError(
+        400,
+        f"This server's maximum context length is {longest} tokens; the prompt has {count}.",
+        code="context_length_exceeded",
+        param=param,
+    )
 
 
 def _check_parts(messages: Sequence[Any]) -> None:

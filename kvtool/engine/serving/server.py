@@ -19,7 +19,7 @@ from kvtool.engine.serving.answers import ChatAnswer, TextAnswer
 from kvtool.engine.serving.api import ApiError, ChatRequest, CompletionRequest, Hints
 from kvtool.engine.serving.document import describe
 from kvtool.engine.serving.engine import Engine
-from kvtool.engine.serving.intake import Intake
+from kvtool.engine.serving.intake import Arrival, Intake
 from kvtool.engine.serving.keys import Keys
 from kvtool.engine.serving.limits import BodyLimit
 from kvtool.engine.serving.metrics import Metrics
@@ -61,6 +61,9 @@ def create_app(engine: Engine, metrics: Metrics, keys: Keys) -> FastAPI:
 
     def session(request: Request, body: ChatRequest | CompletionRequest) -> str | None:
         return request.headers.get("x-session-id") or body.prompt_cache_key or body.user
+
+    async def arrived(request: Request, tenant: str, whose: str | None) -> Arrival:
+        return Arrival(len(await request.body()), None if whose is None else (tenant, whose))
 
     def hints(request: Request, body: ChatRequest | CompletionRequest) -> None:
         """Take hints from headers where the body has none."""
@@ -104,10 +107,11 @@ def create_app(engine: Engine, metrics: Metrics, keys: Keys) -> FastAPI:
         hints(request, body)
         raw = await request.json()  # tools and messages go to the template with their keys as they came
         chat, given = raw["messages"], raw.get("tools") or None
-        prompt = await intake.encode(None, chat, given)
-        public = await intake.public_tokens(prompt, chat, given, tenant, body.cache_salt)
+        whose = session(request, body)
+        arrival = await arrived(request, tenant, whose)
+        prompt, public = await intake.chat_prompt(chat, given, arrival, tenant, body.cache_salt)
         deltas = Deltas()
-        generations = intake.chat(body, prompt, tenant, session(request, body), deltas.emit, public)
+        generations = intake.chat(body, prompt, tenant, whose, deltas.emit, public)
         tools = bool(body.tools) and body.tool_choice != "none"
         decode = engine.model.encoder.tokenizer.decode
         answer = ChatAnswer(_id("chatcmpl"), int(time.time()), body.model, body.n, tools, decode)
@@ -123,9 +127,10 @@ def create_app(engine: Engine, metrics: Metrics, keys: Keys) -> FastAPI:
             given = [given]
         if not 1 <= len(given) <= MOST_PROMPTS:
             raise ApiError(400, f"prompt: between 1 and {MOST_PROMPTS} prompts", param="prompt")
-        prompts = [await intake.encode(prompt, None, None) for prompt in given]
+        whose = session(request, body)
+        prompts = await intake.text_prompts(given, await arrived(request, tenant, whose))
         deltas = Deltas()
-        generations = intake.completion(body, prompts, tenant, session(request, body), deltas.emit)
+        generations = intake.completion(body, prompts, tenant, whose, deltas.emit)
         decode = engine.model.encoder.tokenizer.decode
         answer = TextAnswer(_id("cmpl"), int(time.time()), body.model, len(generations), decode)
         return await respond(request, engine.runtime, body, generations, deltas, answer)
