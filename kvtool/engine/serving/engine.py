@@ -17,6 +17,7 @@ from kvtool.engine.compute.arena import Arena
 from kvtool.engine.compute.load import load_model
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.runner import Runner
+from kvtool.engine.compute.warmup import warm_up
 from kvtool.engine.serving.capacity import Tiers, make_arena, plan_tiers
 from kvtool.engine.serving.config import ServeConfig
 from kvtool.engine.serving.events import KvEvents, Publisher
@@ -152,9 +153,11 @@ def build_engine(config: ServeConfig, observer: Observer) -> Engine:
     def begin() -> None:
         if model.device.type == "cuda":  # kernels and events take the thread's current device
             torch.cuda.set_device(model.device)
+        warm_up(model)
 
     most = config.max_running + config.max_queue
     runtime = Runtime(scheduler, most, back_up, events.poll, observer, begin)
+    runtime.begun.wait()
     model_id = config.model or model.name
     return Engine(
         config,

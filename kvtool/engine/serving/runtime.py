@@ -84,6 +84,8 @@ class Runtime:
         self._seconds = 1.0
         self._closing = False
         self._until = math.inf
+        self.begun = threading.Event()
+        """Set when requests are served from now on, or never will be."""
         self._failed = False
         self._thread = threading.Thread(target=self._run, name="kvtool-scheduler", daemon=True)
         self._thread.start()
@@ -195,6 +197,7 @@ class Runtime:
     def _run(self) -> None:
         try:
             self._begin()
+            self.begun.set()
             while True:
                 self._serve_inbox()
                 if self._closing and not self._inside and self._inbox.empty():
@@ -206,6 +209,7 @@ class Runtime:
         except Exception:  # the thread's end: whoever waits must be told, whatever it was
             log.exception("the engine failed; every request is ended")
         finally:
+            self.begun.set()
             with self._lock:
                 self._failed = not self._closing
             self._scheduler.fail_all()
