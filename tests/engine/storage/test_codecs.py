@@ -225,6 +225,7 @@ def test_rotated_codecs_restore_to_within_half_a_step_of_the_rotated_range(
     for _ in range(3):
         matrix = np.kron([[1, 1], [1, -1]], matrix)
     turned = array[:, rest].astype(np.float64) @ matrix / 8**0.5
+    rounding = 1e-6 * np.abs(array[:, rest]).max(initial=0)  # rotating mixes a head's channels in float32
     for found, bits, axis in ((found_keys, codec.keys.bits, 1), (found_values, codec.values.bits, 4)):
         if bits == 8:
             continue  # k8v4's keys are int8's
@@ -232,7 +233,7 @@ def test_rotated_codecs_restore_to_within_half_a_step_of_the_rotated_range(
         reach = np.abs(groups).max(axis, keepdims=True)
         low, high = groups.min(axis, keepdims=True), groups.max(axis, keepdims=True)
         step = np.maximum((high - low) / (2**bits - 1), np.abs(low) / 127)
-        bound = 0.5 * (step * (1 + 1 / 8) * (1 + 2**-9) + 2**-17) + 1e-5 * reach
+        bound = 0.5 * (step * (1 + 1 / 8) * (1 + 2**-9) + 2**-17) + 1e-5 * reach + rounding
         error = np.abs(found[:, rest].astype(np.float64) @ matrix / 8**0.5 - turned)
         assert (error.reshape(groups.shape) <= bound).all()
 
