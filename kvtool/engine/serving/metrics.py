@@ -29,6 +29,7 @@ COUNTERS = {
     "preemptions": "Requests put back because the pool was full",
     "lost_blocks": "Blocks that left the last tier that held them",
     "squeezed_blocks": "Blocks that a quantized device squeezed before their time: no raw slot was left",
+    "refused_direct_reads": "Reads past the page cache that the file system did not take so",
     "collisions": "Blocks whose hash belongs to other tokens",
 }
 

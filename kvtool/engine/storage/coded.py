@@ -83,8 +83,19 @@ def encode_from(
     return [found[place] for place in range(len(slots))]
 
 
-def place_blocks(arena: Arena, shape: BlockShape, slots: Sequence[int], blocks: Sequence[Encoded]) -> None:
-    """Fill `slots` with blocks of any codec."""
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A block's bytes on the arena's device, uint8 [bytes], not compressed; else as `Encoded`."""
+
+    codec: "BlockCodec"
+    data: Tensor
+    first: bool
+
+
+def place_blocks(
+    arena: Arena, shape: BlockShape, slots: Sequence[int], blocks: Sequence[Encoded | Sent]
+) -> None:
+    """Fill `slots` with blocks of any codec, all on the host or all on the device."""
     alike: dict[tuple[BlockCodec, bool], list[int]] = {}
     for number, block in enumerate(blocks):
         alike.setdefault((block.codec, block.first), []).append(number)
@@ -96,13 +107,17 @@ def place_blocks(arena: Arena, shape: BlockShape, slots: Sequence[int], blocks: 
             _place(arena, shape, [slots[number] for number in some], [blocks[number] for number in some])
 
 
-def _place(arena: Arena, shape: BlockShape, slots: list[int], blocks: list[Encoded]) -> None:
+def _place(arena: Arena, shape: BlockShape, slots: list[int], blocks: Sequence[Encoded | Sent]) -> None:
     """Blocks of one codec that all begin a prompt, or none."""
     codec, first = blocks[0].codec, blocks[0].first
+    encoded = [block for block in blocks if isinstance(block, Encoded)]
     if codec.compressed:
-        arena.write_blocks(slots, stack([block.decode(shape) for block in blocks]))
+        arena.write_blocks(slots, stack([block.decode(shape) for block in encoded]))
     else:
-        data = _staged([block.data for block in blocks], arena.device)
+        if encoded:
+            data = _staged([block.data for block in encoded], arena.device)
+        else:
+            data = torch.stack([block.data for block in blocks if isinstance(block, Sent)])
         if isinstance(arena, QuantizedArena):
             if codec == arena.codec and not first:
                 arena.put_codes(slots, codes_in(codec, shape, data))

@@ -47,6 +47,12 @@ def now() -> Event:
     return event
 
 
+def use_here(tensor: Tensor) -> None:
+    """Whatever stream has made it, its memory is not used again before the current one is done with it."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
 class Over:
     """An event that has been."""
 

@@ -1,16 +1,18 @@
-"""Memory that is there before it is needed: a page's first touch costs several times what filling it does.
+"""Memory that is there before it is needed, and how much there is.
 
-A page cache gives a block in less time than the kernel takes to find, and to zero, the pages that it goes
-to. So readers use their buffers again, and the slots that blocks end in are made real while nobody waits.
+A page's first touch costs several times what filling it does: a page cache gives a block in less time than
+the kernel takes to find, and to zero, the pages that it goes to. So readers use their buffers again, and the
+slots that blocks end in are made real while nobody waits.
 """
 
 import ctypes
 import mmap
+import os
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
-import torch
 from torch import Tensor
 
 POPULATE_WRITE = 23
@@ -30,13 +32,16 @@ class Staging(threading.local):
 
 
 def fresh(size: int) -> memoryview:
-    """`size` bytes of their own."""
-    return memoryview(bytearray(size))
+    """`size` bytes of their own, in pages of their own."""
+    return memoryview(mmap.mmap(-1, size))
 
 
-def page_locked(size: int) -> memoryview:
-    """`size` bytes of their own that a GPU can read; torch keeps them, real and locked, for the next ones."""
-    return memoryview(torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy())  # type: ignore[arg-type]
+def available() -> int:
+    """Bytes that programs and the page cache can have, as Linux estimates it."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 
 def populate(tensors: Sequence[Tensor]) -> None:

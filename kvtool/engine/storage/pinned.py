@@ -8,17 +8,15 @@ prefill that reads it begins when the first layer is there (`compute/arrivals.py
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kvtool.engine.compute.arena import Arena
-from kvtool.engine.compute.arrivals import Event
-from kvtool.engine.compute.device import upload
 from kvtool.engine.storage.codec import decode_block, encode_block
 from kvtool.engine.storage.coded import Encoded
 from kvtool.engine.storage.lanes import Lanes, LastUse, lanes_of
 from kvtool.engine.storage.layout import BlockShape
+from kvtool.engine.storage.lifting import lift_layers
 
 if TYPE_CHECKING:
     from kvtool.engine.storage.codec import BlockCodec
@@ -74,23 +72,8 @@ class PinnedHost:
     def bring(self, device: Arena, slots: Sequence[int], targets: Sequence[int]) -> None:
         """What the device does next with the blocks waits for them, layer by layer."""
         after = [self._lanes.mark(), *self._written.of(slots)]
-        index: list[Tensor] = []
-        layers: list[Event] = []
-
-        def prepare() -> None:
-            both = torch.from_numpy(np.array([slots, targets], np.int64))
-            index.extend(upload(both, device.device))
-
-        self._lanes.back.run(prepare, after)
-        for number, starts in enumerate(self._starts()):
-
-            def lift(number: int = number, starts: tuple[int, int] = starts) -> None:
-                sources, places = index
-                device.lift(number, self._memory, sources, starts, places)
-
-            layers.append(self._lanes.back.run(lift))
+        layers = lift_layers(device, self._shape, self._memory, slots, targets, self._lanes, after)
         self._read.note(slots, layers[-1])
-        device.arrivals.add(targets, layers)
 
     def holds(self, slot: int) -> bool:
         """Always."""
@@ -105,16 +88,6 @@ class PinnedHost:
         """Views by layer."""
         data = memoryview(self._memory[slot].view(torch.uint8).numpy())  # type: ignore[arg-type]
         return list(decode_block(self._codec, self._shape, data, False))
-
-    def _starts(self) -> Iterator[tuple[int, int]]:
-        """Where each layer's keys and values begin in a slot: keys of all layers of a shape, then values."""
-        at = 0
-        for group in self._shape.groups:
-            tokens = self._shape.block_size * group.kv_heads
-            values = at + group.layers * tokens * group.key_dim
-            for layer in range(group.layers):
-                yield at + layer * tokens * group.key_dim, values + layer * tokens * group.value_dim
-            at += group.elements(self._shape.block_size)
 
     def _settle(self, slot: int, *uses: LastUse) -> None:
         """Before the CPU touches a slot."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvtool.blocks import BlockHash
+from kvtool.engine.storage.direct import Came, File
 from kvtool.engine.storage.index import BlockRow, block_checksum, index_from_bytes
 from kvtool.engine.storage.manifest import INDEX, Manifest, read_manifest, sha256, shard_name
 from kvtool.engine.storage.signature import check
@@ -32,7 +33,7 @@ class BadBlock(KvtoolError):
 class ShardSet:
     """The blocks of `folder`. `rows` are in shard order, so chains stand in the order they are read.
 
-    Files are opened when first read and stay open; `close` lets go. Reading is thread-safe (preadv).
+    Files are opened when first read and stay open; `close` lets go. Reading is thread-safe.
     """
 
     folder: Path
@@ -40,24 +41,39 @@ class ShardSet:
     rows: list[BlockRow]
     index: dict[BlockHash, BlockRow]
     _codecs: "dict[str, BlockCodec]"
-    _open: dict[int, int]
+    _files: dict[int, File]
+    _direct: bool = False
 
     def read_bytes(self, row: BlockRow) -> bytearray:
         """A block's stored bytes, verified against its checksum. Raises BadBlock."""
         data = bytearray(row.bytes)
-        self.read_into(row, memoryview(data))
+        self.check(row, self.file(row.shard).read(memoryview(data), row.offset))
         return data
 
-    def read_into(self, row: BlockRow, data: memoryview) -> None:
-        """`read_bytes` into memory of `row.bytes`."""
-        try:
-            read = os.preadv(self._descriptor(row.shard), [data], row.offset)
-        except OSError as error:
-            raise BadBlock(row, "file", error.strerror or str(error)) from error
-        if read != row.bytes:
-            raise BadBlock(row, "bytes", f"the file ends after {read} of {row.bytes}")
-        if block_checksum(row.hash, data) != row.checksum:
+    def check(self, row: BlockRow, came: Came) -> memoryview:
+        """What came of a block, if it is the block's bytes. Raises BadBlock."""
+        if isinstance(came, OSError):
+            raise BadBlock(row, "file", came.strerror or str(came)) from came
+        if len(came) != row.bytes:
+            raise BadBlock(row, "bytes", f"the file ends after {len(came)} of {row.bytes}")
+        if block_checksum(row.hash, came) != row.checksum:
             raise BadBlock(row, "checksum", "does not match the stored bytes")
+        return came
+
+    def file(self, number: int) -> File:
+        """The file that holds the blocks of shard `number`."""
+        return self._files.setdefault(number, File(self.folder / shard_name(number), self._direct))
+
+    def read_past_cache(self) -> None:
+        """From now on, where whole pages are read."""
+        self._direct = True
+        for file in self._files.values():
+            file.direct = True
+
+    @property
+    def refused(self) -> int:
+        """Reads that the file system did not take past the page cache."""
+        return sum(file.refused for file in list(self._files.values()))
 
     def read_block(self, block: BlockHash) -> "Block":
         """Keys and values by layer, on the CPU, in the shards' dtype. Raises BadBlock, KeyError if absent."""
@@ -78,7 +94,7 @@ class ShardSet:
         check(self.folder, key, manifest.signed_bytes(), manifest.signature)
         for file in manifest.files:
             try:
-                with os.fdopen(os.dup(self._descriptor(file.number)), "rb") as handle:
+                with os.fdopen(os.dup(self.file(file.number).descriptor()), "rb") as handle:
                     handle.seek(0)
                     digest = "sha256:" + hashlib.file_digest(handle, "sha256").hexdigest()
             except OSError as error:
@@ -89,16 +105,10 @@ class ShardSet:
                     "take the file from who signed it, or run prewarm again",
                 )
 
-    def _descriptor(self, number: int) -> int:
-        if number not in self._open:
-            self._open[number] = os.open(self.folder / shard_name(number), os.O_RDONLY)
-        return self._open[number]
-
     def close(self) -> None:
         """Close the files."""
-        for descriptor in self._open.values():
-            os.close(descriptor)
-        self._open.clear()
+        for file in self._files.values():
+            file.close()
 
 
 def open_shards(folder: Path) -> ShardSet:

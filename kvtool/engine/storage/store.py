@@ -2,13 +2,16 @@
 
 Whatever comes from disk is proven by its checksum first. A block that fails is reported and is a miss:
 the request computes it, and never knows.
+
+Where the page cache can hold what is stored, it is a tier: a block is read from disk once. Beside a GPU that
+has more stored than the host's memory holds it only costs a copy, and disks are read past it.
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import groupby
-from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,14 +19,21 @@ import numpy as np
 from kvtool.blocks import BlockHash, TokenIds
 from kvtool.cache.index import BlockIndex
 from kvtool.cache.tiers import Move, Tier
-from kvtool.engine.compute.arena import Arena, Block
+from kvtool.engine.compute.arena import Arena
 from kvtool.engine.compute.quantized_arena import QuantizedArena
 from kvtool.engine.storage.codec import load_codec
-from kvtool.engine.storage.coded import AT_ONCE, Encoded, encode_from, place_blocks
+from kvtool.engine.storage.coded import Encoded, encode_from
+from kvtool.engine.storage.direct import Came
 from kvtool.engine.storage.host import HostBlocks
+from kvtool.engine.storage.index import BlockRow
+from kvtool.engine.storage.landing import StagedReading
+from kvtool.engine.storage.lanes import Lanes, lanes_of
 from kvtool.engine.storage.layout import BlockShape
-from kvtool.engine.storage.memory import Staging, fresh, page_locked, populate
+from kvtool.engine.storage.memory import Staging, available, populate
+from kvtool.engine.storage.reading import BlockLift, BlockReading, InPlaceReading
+from kvtool.engine.storage.runs import Run, Wanted, alone, joined
 from kvtool.engine.storage.shards import BadBlock, ShardSet
+from kvtool.engine.storage.staging import StagingArea
 from kvtool.engine.storage.writeback import Survivor, WriteBack
 from kvtool.errors import KvtoolError
 
@@ -38,17 +48,15 @@ READERS = 4
 AHEAD = 2
 """Threads that read what nobody waits for yet; they are others, so that a guess delays no request."""
 
-Take = Callable[[int], memoryview]
-"""Gives memory of so many bytes to read into."""
-
-Find = Callable[[], Encoded | None]
-"""Reads a block; None for one that proved bad."""
+SHORTEST = 2 << 20
+"""Bytes of a run below which more readers would not make it faster."""
 
 
 class BlockStore:
     """Executes a TieredPool's moves. `host`, `disk`, `shards`: None where there is no such tier.
 
-    codec: how the disk tier keeps blocks that come straight from the device.
+    codec: how the disk tier keeps blocks that come straight from the device. lanes: the device's, but for
+    tests of their order.
     """
 
     def __init__(
@@ -59,6 +67,7 @@ class BlockStore:
         host: HostBlocks | None = None,
         disk: WriteBack | None = None,
         shards: ShardSet | None = None,
+        lanes: Lanes | None = None,
     ) -> None:
         self.index: BlockIndex | None = None
         self._device = device
@@ -72,8 +81,24 @@ class BlockStore:
         self._rows = {} if shards is None else {row.hash: number for number, row in enumerate(shards.rows)}
         names = {} if shards is None else shards.manifest.codecs
         self._codecs = {name: load_codec(config) for name, config in names.items()}
-        self._staging = Staging()
-        self._own = page_locked if device.device.type == "cuda" else fresh
+        self._lanes = lanes or lanes_of(device.device)
+        self._buffers = Staging()
+        self._area = None
+        on_gpu = device.device.type == "cuda"
+        sizes = [] if shards is None else [row.bytes for row in shards.rows]
+        if disk is not None:
+            sizes += [disk.place_of(0)[1]] * disk.slots
+        if sizes and (on_gpu or lanes is not None or isinstance(device, QuantizedArena)):
+            self._area = StagingArea(max(sizes), on_gpu)
+            if on_gpu and sum(sizes) > available():
+                self.read_past_cache()
+
+    def read_past_cache(self) -> None:
+        """From now on, where the file systems can."""
+        if self._shards is not None:
+            self._shards.read_past_cache()
+        if self._disk is not None:
+            self._disk.file.direct = True
 
     def shard_row(self, block: BlockHash, tokens: TokenIds) -> int:
         """The shards' row of a block with these tokens, -1 if they lack it or it has proved bad."""
@@ -124,32 +149,27 @@ class BlockStore:
                 failed.extend(move for move in run if not self._write_back(move))
         return failed
 
-    def read(self, loads: Sequence[Move]) -> "BlockReading":
+    def read(self, loads: Sequence[Move]) -> BlockReading:
         """Begin to read blocks for the device: those on disk in threads of their own."""
-        reading = BlockReading(self._device, self._host, self._shape, list(loads))
-        take = self._staging.take if reading.in_place else self._own
-        for place, move in enumerate(loads):
-            find = self._finder(move, take)
-            if find is not None:
-                reading.waiting[place] = self._readers.submit(reading.take_in, place, find)
-            elif self._host is not None and not self._host.holds(move.source_slot):
-                bad: Future[Block | Encoded | None] = Future()
-                bad.set_result(None)
-                reading.waiting[place] = bad
+        reading: BlockReading
+        if self._area is not None:
+            reading = StagedReading(self._device, self._host, loads, self._shape, self._area, self._lanes)
+        else:
+            reading = InPlaceReading(self._device, self._host, loads, self._shape, self._buffers)
+        reading.begin(self._readers, self._runs(loads, READERS))
         return reading
 
-    def lift(self, moves: Sequence[Move]) -> "BlockLift":
+    def lift(self, moves: Sequence[Move]) -> BlockLift:
         """Begin to read blocks for the host tier, behind everything that a request waits for."""
         assert self._host is not None
-        finders = [self._finder(move, self._own) for move in moves]
-        return BlockLift(
-            self._host, list(moves), [self._ahead.submit(find) for find in finders if find is not None]
-        )
+        return BlockLift(self._host, moves, self._ahead, self._runs(moves, AHEAD))
 
     def counts(self) -> dict[str, int]:
         """For metrics."""
         squeezed = self._device.crowded_out if isinstance(self._device, QuantizedArena) else 0
-        return {"squeezed_blocks": squeezed}
+        refused = self._shards.refused if self._shards is not None else 0
+        refused += self._disk.file.refused if self._disk is not None else 0
+        return {"squeezed_blocks": squeezed, "refused_direct_reads": refused}
 
     def warm_up(self, slots: int) -> None:
         """Make the first `slots` of the device's memory real, which the first reads will fill."""
@@ -159,6 +179,8 @@ class BlockStore:
 
     def close(self) -> None:
         """Wait for reads that are under way and close files."""
+        if self._area is not None:
+            self._area.close()
         self._readers.shutdown(cancel_futures=True)
         self._ahead.shutdown(cancel_futures=True)
         if self._disk is not None:
@@ -166,31 +188,37 @@ class BlockStore:
         if self._shards is not None:
             self._shards.close()
 
-    def _finder(self, move: Move, take: Take) -> "Find | None":
-        """What reads a block from disk or shards into memory from `take`; None for one that is in memory."""
-        if move.source is Tier.HOST:
-            return None
-        if move.source is Tier.SHARDS:
-            return lambda: self._from_shards(move.source_slot, take)
-        assert self.index is not None
-        name, first = self.index.hash_of(move.node), self._is_first(move.node)
-        return lambda: self._from_disk(move.source_slot, name, first, take)
+    def _runs(self, moves: Sequence[Move], readers: int) -> list[Run]:
+        """How to read those that are on disk: in long runs that keep all `readers` busy, or one by one."""
+        wanted = [self._wanted(place, move) for place, move in enumerate(moves) if move.source > Tier.HOST]
+        if self._area is None:
+            return alone(wanted)
+        share = sum(block.size for block in wanted) // readers
+        return joined(wanted, min(max(share, SHORTEST), self._area.size))
 
-    def _from_shards(self, number: int, take: Take) -> Encoded | None:
+    def _wanted(self, place: int, move: Move) -> Wanted:
+        if move.source is Tier.SHARDS:
+            assert self._shards is not None
+            row = self._shards.rows[move.source_slot]
+            file = self._shards.file(row.shard)
+            return Wanted(place, file, row.offset, row.bytes, partial(self._of_shards, row))
+        assert self._disk is not None and self.index is not None
+        prove = partial(self._of_disk, self.index.hash_of(move.node), self._is_first(move.node))
+        return Wanted(place, self._disk.file, *self._disk.place_of(move.source_slot), prove)
+
+    def _of_shards(self, row: BlockRow, came: Came) -> Encoded | None:
         assert self._shards is not None
-        row = self._shards.rows[number]
-        data = take(row.bytes)
         try:
-            self._shards.read_into(row, data)
+            data = self._shards.check(row, came)
         except BadBlock as error:
             log.warning("bad shard block, computing it instead: %s", error)
             self._rows.pop(row.hash, None)
             return None
         return Encoded(self._codecs[row.codec], data, row.depth == 0)
 
-    def _from_disk(self, slot: int, block: BlockHash, first: bool, take: Take) -> Encoded | None:
+    def _of_disk(self, block: BlockHash, first: bool, came: Came) -> Encoded | None:
         assert self._disk is not None
-        data = self._disk.read(slot, block, take(self._disk.block_bytes))
+        data = self._disk.check(block, came)
         if data is None:
             log.warning("bad block in the write-back area, computing it instead: block %s", block.hex())
             return None
@@ -224,120 +252,3 @@ def survivor_of(index: BlockIndex, node: int, slot: int) -> Survivor:
     root = index.root_of(node)
     above = index.hash_of(parent) if parent >= 0 else root
     return Survivor(slot, index.hash_of(node), above, root, depth, index.tokens_of(node))
-
-
-class BlockReading:
-    """Blocks on their way to the device. Used by the scheduler's thread, but for `take_in`.
-
-    What has arrived is placed while the rest is read: on a CPU by the readers, each block while it is in
-    the processor's cache; on a GPU here, many at a time, as its copies must not meet those of a forward.
-    """
-
-    def __init__(self, device: Arena, host: HostBlocks | None, shape: BlockShape, loads: list[Move]) -> None:
-        self.in_place = device.device.type == "cpu" and not isinstance(device, QuantizedArena)
-        self.waiting: list[Future[Block | Encoded | None] | None] = [None] * len(loads)
-        """By place what will be read: None for a block that proved bad, empty for one in its slot."""
-        self._device = device
-        self._host = host
-        self._shape = shape
-        self._loads = loads
-        self._placed = 0
-        self._over = False
-        self._writing = Lock()
-
-    def take_in(self, place: int, find: Find) -> Block | Encoded | None:
-        """Read a block and, if the memory that it was read into is used again, write it to its slot.
-
-        Not any more when the reading is over: the slot may be another request's by then.
-        """
-        found = find()
-        if found is None or not self.in_place:
-            return found
-        block = found.decode(self._shape)
-        with self._writing:
-            if not self._over:
-                self._device.write_block(self._loads[place].target_slot, block)
-        return []
-
-    def arrived(self) -> int:
-        """Leading blocks that are here and whole."""
-        return self._placed + _leading(self.waiting[self._placed :])
-
-    def failed(self) -> list[int]:
-        """Places of the blocks that proved bad."""
-        return _bad(self.waiting)
-
-    def done(self) -> bool:
-        """Whether nothing more will come."""
-        self._place(self.arrived())
-        return all(future is None or future.done() for future in self.waiting)
-
-    def place(self, count: int) -> None:
-        """The end: the first `count` blocks, all arrived, are in their slots; none is written later."""
-        for future in self.waiting[count:]:
-            if future is not None:
-                future.cancel()
-        self._place(count)
-        with self._writing:
-            self._over = True
-
-    def _place(self, count: int) -> None:
-        first, self._placed = self._placed, max(count, self._placed)
-        pairs = zip(self._loads[first:count], self.waiting[first:count], strict=True)
-        for in_memory, run in groupby(pairs, key=lambda pair: pair[1] is None):
-            some = list(run)
-            targets = [move.target_slot for move, _ in some]
-            if in_memory:
-                assert self._host is not None
-                self._host.bring(self._device, [move.source_slot for move, _ in some], targets)
-                continue
-            for start in range(0, len(some), AT_ONCE):
-                found = [future.result() for _, future in some[start : start + AT_ONCE] if future]
-                blocks = [block for block in found if isinstance(block, Encoded)]
-                if blocks:
-                    place_blocks(self._device, self._shape, targets[start : start + AT_ONCE], blocks)
-        self.waiting[first:count] = [None] * (count - first)
-
-
-class BlockLift:
-    """Blocks on their way from disk to the host tier. Used by the scheduler's thread only."""
-
-    def __init__(self, host: HostBlocks, moves: list[Move], waiting: "list[Future[Encoded | None]]") -> None:
-        self._host = host
-        self._moves = moves
-        self._waiting = waiting
-
-    def arrived(self) -> int:
-        """Leading blocks that are here and whole."""
-        return _leading(self._waiting)
-
-    def failed(self) -> list[int]:
-        """Places of the blocks that proved bad."""
-        return _bad(self._waiting)
-
-    def place(self, first: int, last: int) -> None:
-        """Write blocks [first, last), all arrived, into their host slots."""
-        for move, future in zip(self._moves[first:last], self._waiting[first:last], strict=True):
-            block = future.result()
-            assert block is not None
-            self._host.put(move.target_slot, block)
-
-    def cancel(self) -> None:
-        """Read no more than what has begun."""
-        for future in self._waiting:
-            future.cancel()
-
-
-def _leading(waiting: "Sequence[Future[Block | Encoded | None] | Future[Encoded | None] | None]") -> int:
-    for place, future in enumerate(waiting):
-        if future is not None and (not future.done() or future.cancelled() or future.result() is None):
-            return place
-    return len(waiting)
-
-
-def _bad(waiting: "Sequence[Future[Block | Encoded | None] | Future[Encoded | None] | None]") -> list[int]:
-    return [
-        place
-        for place, future in enumerate(waiting)
-        if future is not None and future.done() and not future.cancelled() and future.result() is None
-    ]

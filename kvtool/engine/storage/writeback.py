@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from kvtool.blocks import BlockHash, TokenIds, fingerprint
+from kvtool.engine.storage.direct import Came, File
 from kvtool.errors import KvtoolError
 
 MAGIC = b"KVW2"
@@ -55,6 +56,8 @@ class WriteBack:
         self._header = FIXED.size + 4 * block_size
         self._stride = record_bytes(block_size, block_bytes)
         path = folder / "blocks.kv"
+        self.file = File(path)
+        """To read blocks from, at `place_of`."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -102,26 +105,26 @@ class WriteBack:
         while written < len(record):
             written += os.pwrite(self._file, record[written:], at + written)
 
-    def read(self, slot: int, block: BlockHash, into: memoryview) -> memoryview | None:
-        """The block's bytes, the first ones of `into`, which has `block_bytes`.
+    def place_of(self, slot: int) -> tuple[int, int]:
+        """Offset and bytes of a record, which may be cut off at the file's end."""
+        return slot * self._stride, self._header + self.block_bytes
 
-        None when the record is another block's or its checksum fails.
+    def check(self, block: BlockHash, came: Came) -> memoryview | None:
+        """The block's bytes in what came of a record.
+
+        None when nothing did, the record is another block's or its checksum fails.
         """
-        header, data = bytearray(self._header), into[: self.block_bytes]
-        try:
-            count = os.preadv(self._file, [header, data], slot * self._stride)
-        except OSError:
+        if isinstance(came, OSError) or len(came) < self._header:
             return None
-        if count < self._header:
+        _, _, size, codec, stored, _, _, payload, _ = FIXED.unpack_from(came)
+        if codec != self._codec or stored != block or size > len(came) - self._header:
             return None
-        _, _, size, codec, stored, _, _, payload, _ = FIXED.unpack_from(header)
-        if codec != self._codec or stored != block or size > count - self._header:
-            return None
-        data = data[:size]
+        data = came[self._header : self._header + size]
         return data if bytes.fromhex(fingerprint(block, data)) == payload else None
 
     def close(self) -> None:
         """Close the file and let other servers have it."""
+        self.file.close()
         os.close(self._file)
 
 

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from kvtool.blocks import BlockHash
 from kvtool.cli import main
 from kvtool.engine.serving import rates
+from kvtool.engine.storage.direct import Came, File
 from kvtool.engine.storage.manifest import shard_name
 from kvtool.engine.storage.writeback import Survivor, WriteBack, record_bytes
 from kvtool.errors import KvtoolError
@@ -101,6 +102,36 @@ def test_a_shard_that_is_gone_is_a_counted_miss(
         warm, cached = ask(running, "Where?")
         assert (warm, cached) == (plain, 0)
         assert running.counts["bad_blocks"] == whole // SIZE > 20, "every block of the load, each once"
+
+
+def test_past_the_page_cache_the_same_blocks_come(
+    serving: Serving, tiny_model: Path, shards: Path, tmp_path: Path
+) -> None:
+    """By way of the staging area, which an arena of quantized blocks has on a CPU, too."""
+    options = {"device_codec": "int8", "disk": tmp_path / "disk", "disk_memory": 1 << 20, **OPTIONS}
+    with serving(model=str(tiny_model), shards=shards, **options) as running:
+        running.engine.scheduler.rates.worth_loading = len  # this model computes faster than it reads
+
+        def again() -> tuple[str, int]:
+            WEB.post(f"{running.url}/kv/reset", json={})
+            return ask(running, "Where?")
+
+        def refused() -> int:
+            text = WEB.get(f"{running.url}/metrics").text
+            return int(float(text.partition("\nkvtool_refused_direct_reads_total ")[2].split()[0]))
+
+        through = ask(running, "Where?")
+        assert through[1] // SIZE >= len(SYSTEM) // SIZE
+        running.engine.store.read_past_cache()
+        files = list(running.engine.shards._files.values())
+        assert files and all(file.direct for file in files)
+        assert again() == through
+        before = refused()
+        for file in files:
+            file._able = False  # as if the file system had refused
+        assert again() == through and refused() > before
+        running.idle()
+        assert running.counts["bad_blocks"] == 0
 
 
 def other_model(tiny_model: Path, folder: Path, seed: int) -> Path:
@@ -219,13 +250,13 @@ def test_a_disk_that_stalls_costs_patience_and_not_the_answer(
     with serving(**options, disk_memory=1 << 20) as running:
         plain, _ = ask(running, "Where?")
     gate = threading.Event()
-    read = WriteBack.read
+    read = File.read
 
-    def stalled(self: WriteBack, slot: int, block: BlockHash, into: memoryview) -> memoryview | None:
+    def stalled(self: File, into: memoryview, offset: int) -> Came:
         gate.wait(60)
-        return read(self, slot, block, into)
+        return read(self, into, offset)
 
-    monkeypatch.setattr(WriteBack, "read", stalled)
+    monkeypatch.setattr(File, "read", stalled)
     monkeypatch.setattr(rates, "PATIENCE", 0.2)
     with serving(**options, disk_memory=1 << 20) as running:
         try:
@@ -250,9 +281,13 @@ def test_torn_and_foreign_records_are_not_taken_over(tmp_path: Path) -> None:
     ]
     for block in blocks:
         area.write(block.slot, block, bytes([block.slot]) * 100)
-    room = memoryview(bytearray(120))
-    assert area.read(1, blocks[1].hash, room) == b"\x01" * 100
-    assert area.read(1, blocks[2].hash, room) is None, "a record under another name"
+
+    def read(area: WriteBack, slot: int, block: BlockHash) -> memoryview | None:
+        offset, size = area.place_of(slot)
+        return area.check(block, area.file.read(memoryview(bytearray(size)), offset))
+
+    assert read(area, 1, blocks[1].hash) == b"\x01" * 100
+    assert read(area, 1, blocks[2].hash) is None, "a record under another name"
     area.close()
     with (tmp_path / "blocks.kv").open("r+b") as handle:
         handle.seek(4096 + 10)  # the second header
@@ -262,6 +297,6 @@ def test_torn_and_foreign_records_are_not_taken_over(tmp_path: Path) -> None:
     other.close()
     area = WriteBack(tmp_path, 4, 8, 100, "raw")
     assert [(found.slot, found.hash) for found in area.survivors()] == [(0, blocks[0].hash)]
-    assert area.read(2, blocks[2].hash, room) is None and area.read(3, blocks[2].hash, room) is None
+    assert read(area, 2, blocks[2].hash) is None and read(area, 3, blocks[2].hash) is None
     area.close()
     assert (tmp_path / "blocks.kv").stat().st_mode & 0o777 == 0o600, "keys and values reveal the prompt"

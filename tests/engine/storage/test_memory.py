@@ -12,10 +12,12 @@ from kvtool.cache.tiers import Move, Tier
 from kvtool.engine.compute.arena import Arena
 from kvtool.engine.compute.load import load_model
 from kvtool.engine.storage.codec import encode_block, load_codec
-from kvtool.engine.storage.host import Encoded
+from kvtool.engine.storage.coded import Encoded
+from kvtool.engine.storage.direct import Came, File
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.memory import Staging, populate
-from kvtool.engine.storage.store import BlockReading
+from kvtool.engine.storage.reading import InPlaceReading
+from kvtool.engine.storage.runs import Wanted, alone
 
 BLOCK = 16
 
@@ -43,27 +45,34 @@ def test_pages_are_real_and_hold_what_they_held() -> None:
     assert faults < 200  # of 2,048 pages
 
 
-def test_what_comes_late_is_not_written(tiny_model: Path) -> None:
+def test_what_comes_late_is_not_written(tiny_model: Path, tmp_path: Path) -> None:
     model = load_model(str(tiny_model), "auto")
     shape = Identity.of_model(model, BLOCK).shape
     codec = load_codec({"codec": "raw"})
     device = Arena(model, 4, BLOCK)
     for tensor in (*device.keys, *device.values):
         tensor.normal_()
-    data = memoryview(bytearray(encode_block(codec, shape, device.read_block(0), True)))
+    data = encode_block(codec, shape, device.read_block(0), True)
     before = [tensor.clone() for tensor in (*device.keys, *device.values)]
+    (tmp_path / "two").write_bytes(data * 2)
+    file = File(tmp_path / "two")
     gate = threading.Event()
 
-    def find() -> Encoded:
+    def late(came: Came) -> Encoded:
         gate.wait(60)
-        return Encoded(codec, data, True)
+        return in_time(came)
+
+    def in_time(came: Came) -> Encoded:
+        assert not isinstance(came, OSError)
+        return Encoded(codec, came, True)
 
     loads = [Move(9, Tier.DISK, 0, Tier.DEVICE, slot) for slot in (2, 3)]
-    reading = BlockReading(device, None, shape, loads)
+    reading = InPlaceReading(device, None, loads, shape, Staging())
+    wanted = [Wanted(0, file, 0, len(data), in_time), Wanted(1, file, len(data), len(data), late)]
     with ThreadPoolExecutor(1) as reader:
-        reading.waiting[0] = reader.submit(reading.take_in, 0, lambda: Encoded(codec, data, True))
-        reading.waiting[0].result()
-        reading.waiting[1] = reader.submit(reading.take_in, 1, find)
+        reading.begin(reader, alone(wanted))
+        while not reading.arrived():
+            pass
         assert reading.arrived() == 1 and not reading.done() and reading.failed() == []
         reading.place(1)
         gate.set()
