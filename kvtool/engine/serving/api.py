@@ -1,7 +1,7 @@
 """What the API takes: OpenAI's request bodies, checked, and its error shape."""
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -38,12 +38,14 @@ Bias = dict[str, Annotated[float, Field(ge=-100, le=100)]]
 
 
 class _Body(BaseModel):
-    """An option that we do not know is an error, not ignored: it might change the answer.
+    """An option that we do not know is an error, not ignored: it might change the answer. So is a value of
+    another type: true is no token, and "5" no number.
 
-    JSON can hold lone surrogates, which are no text and cannot be sent, hashed or tokenized.
+    JSON can hold lone surrogates, which are no text and cannot be sent, hashed or tokenized; and Python's
+    reader takes NaN and Infinity for it.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -51,9 +53,13 @@ class _Body(BaseModel):
         if isinstance(value, bytes):
             raise ValueError("the body's Content-Type is not application/json")
         try:
-            json.dumps(value, ensure_ascii=False).encode()
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
         except UnicodeEncodeError:
             raise ValueError("it holds a lone surrogate, which is no text") from None
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        except ValueError:
+            raise ValueError("it holds NaN or Infinity, which are not JSON") from None
         return value
 
 
@@ -74,8 +80,19 @@ class Hints(_Body):
     session_ttl: float | None = Field(None, ge=0, le=3600)
 
 
+NULLABLE = ("n", "stream", "frequency_penalty", "presence_penalty", "logprobs", "echo")
+"""OpenAI lets them be null, which is their default."""
+
+
 class _Common(Hints):
     """Fields of both kinds of completion. The last group is accepted and has no effect here."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_may_be_null(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        return {name: one for name, one in value.items() if one is not None or name not in NULLABLE}
 
     model: str
     stream: bool = False
@@ -137,12 +154,25 @@ class Tool(BaseModel):
     function: FunctionTool
 
 
+class FunctionName(_Body):
+    """Of a tool that must be called."""
+
+    name: str = Field(min_length=1)
+
+
+class ToolChoice(_Body):
+    """One function that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
 class ChatRequest(_Common):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -162,25 +192,30 @@ class CompletionRequest(_Common):
     best_of: int | None = None
 
 
-class PinRequest(_Body):
+class _PromptOrChat(_Body):
+    prompt: str | list[int] | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    tools: list[Tool] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("either a prompt or messages")
+        return self
+
+
+class PinRequest(_PromptOrChat):
     """POST /kv/pin: keep the full blocks of a prompt resident for `ttl` seconds.
 
     public: until the server ends tenants share these blocks where they are their system prompt and tools.
     """
 
-    prompt: str | list[int] | None = None
-    messages: list[Message] | None = None
-    tools: list[Tool] | None = None
     ttl: float = Field(3600, gt=0, le=30 * 86400)
     public: bool = False
 
 
-class PrefetchRequest(_Body):
+class PrefetchRequest(_PromptOrChat):
     """POST /kv/prefetch: bring a prompt's blocks up into the host tier."""
-
-    prompt: str | list[int] | None = None
-    messages: list[Message] | None = None
-    tools: list[Tool] | None = None
 
 
 class EvictRequest(_Body):

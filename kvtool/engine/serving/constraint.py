@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvtool.engine.compute.model import Model
-from kvtool.engine.serving.api import ApiError, ResponseFormat, Tool
+from kvtool.engine.serving.api import ApiError, ResponseFormat, Tool, ToolChoice
 from kvtool.engine.serving.generation import Choose
 from kvtool.engine.serving.tool_calls import CLOSE, OPEN
 from kvtool.tokens import FastTokenizer
@@ -52,15 +52,15 @@ class Grammars:
             raise _refused(place, f"the schema cannot be held to: {error}") from error
         return self._checked(str(grammar), place)
 
-    def call(self, tools: Sequence[Tool], choice: str | dict[str, Any]) -> str:
+    def call(self, tools: Sequence[Tool], choice: str | ToolChoice) -> str:
         """The grammar of one call of the tool that `tool_choice` names, or of any that is `required`."""
         if not _installed():
             raise _refused(
                 "tool_choice", f"a call can be forced only with an extra that this server lacks: {EXTRA}"
             )
-        wanted = None if isinstance(choice, str) else (choice.get("function") or {}).get("name")
+        wanted = None if isinstance(choice, str) else choice.function.name
         able = [tool.function for tool in tools if wanted in (None, tool.function.name)]
-        if not able or (wanted is None and choice != "required"):
+        if not able:
             raise _refused("tool_choice", "names no tool of this request")
         calls = [
             {

@@ -28,6 +28,9 @@ HEAD_ROLES = ("system", "developer")
 COLD = 1e-5
 """Temperatures below it are greedy, as in vLLM: logits over them could overflow."""
 
+DIGITS = 10
+"""No token id has so many."""
+
 NOWHERE = Source("request", 1)
 
 
@@ -196,7 +199,7 @@ class Intake:
                 number = len(made)
                 sampling = Sampling(
                     temperature=temperature,
-                    top_k=max(body.top_k or 0, 0),
+                    top_k=min(max(body.top_k or 0, 0), model.config.vocab),
                     top_p=1.0 if body.top_p is None else body.top_p,
                     min_p=body.min_p or 0.0,
                     seed=(seed + number) % (1 << 64),
@@ -232,9 +235,10 @@ class Intake:
     def _bias(self, given: dict[str, float] | None) -> dict[int, float]:
         bias: dict[int, float] = {}
         for key, value in (given or {}).items():
-            if not key.isdecimal() or len(key) > 9 or int(key) >= self._engine.model.config.vocab:
+            token = int(key) if key.isdecimal() and len(key) < DIGITS else -1
+            if str(token) != key or not 0 <= token < self._engine.model.config.vocab:
                 raise ApiError(400, f"logit_bias: '{key[:20]}' is not a token id", param="logit_bias")
-            bias[int(key)] = value
+            bias[token] = value
         return bias
 
 

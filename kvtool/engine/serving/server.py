@@ -71,7 +71,7 @@ def create_app(engine: Engine, metrics: Metrics, keys: Keys) -> FastAPI:
             header = f"x-{name.replace('_', '-')}"
             if header in request.headers and name not in body.model_fields_set:
                 try:
-                    found = Hints.model_validate({name: request.headers[header]})
+                    found = Hints.model_validate({name: request.headers[header]}, strict=False)
                 except ValidationError as error:
                     raise ApiError(400, f"{header}: {error.errors()[0]['msg']}", param=header) from error
                 setattr(body, name, getattr(found, name))
@@ -172,3 +172,8 @@ def _answer_errors(app: FastAPI) -> None:
     async def http_error(_: Request, error: HTTPException) -> JSONResponse:
         shaped = ApiError(error.status_code, str(error.detail), headers=dict(error.headers or {}))
         return JSONResponse(shaped.body, shaped.status, shaped.headers)
+
+    @app.exception_handler(Exception)
+    async def broken(_: Request, __: Exception) -> JSONResponse:
+        """A mistake of ours, which is logged with its traceback."""
+        return JSONResponse(ApiError(500, "The server has failed.", kind="server_error").body, 500)

@@ -154,6 +154,7 @@ def test_a_call_can_be_forced(client: openai.OpenAI, running: Any, stream: bool)
         {"tool_choice": "required"},
         {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "unknown"}}},
         {"tools": TOOLS, "tool_choice": {"type": "custom"}},
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": 5}},
         {"tools": TOOLS, "tool_choice": "required", "response_format": STRICT},
     ],
 )

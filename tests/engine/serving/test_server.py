@@ -215,6 +215,93 @@ def test_bad_bodies_are_400_in_openais_shape(server: Any, body: bytes, needle: s
     assert WEB.get(f"{server.url}/health").status_code == 200
 
 
+NOT_JSON = [float("nan"), float("inf"), -float("inf")]
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("prompt", [True, 1.5, [True], [1.0], ["a", 1], [1, "a"], [[True]], [[[1]]], [None], {}, [1 << 70]]),
+        ("max_tokens", [True, "5", 2.0, -1, 0, [], *NOT_JSON]),
+        ("temperature", [True, "1", [], 2.1, -0.1, *NOT_JSON]),
+        ("top_p", [True, "1", 0, 1.1, *NOT_JSON]),
+        ("top_k", [True, "1", 1.0, -2]),
+        ("seed", [True, "1", 1.0, 1 << 63, -(1 << 63) - 1]),
+        ("n", [True, "1", 1.0, 0, 17]),
+        ("stream", [1, 0, "true", "no", 1.0]),
+        ("ignore_eos", [1, "yes"]),
+        ("logprobs", [True, 6, "1"]),
+        ("priority", [True, "1", 1.0, 1001, None]),
+        ("session_ttl", [True, "1", -1, *NOT_JSON]),
+        ("frequency_penalty", [True, "1", 2.1, *NOT_JSON]),
+        ("logit_bias", [{key: 1} for key in ("٣", "²", "-0", "07", "+1", " 1", "1_0", "1e1", "", "0" * 20)]),
+        ("logit_bias", [{"1": value} for value in (True, "1", None, [], 101, *NOT_JSON)]),
+        ("stream_options", [{"include_usage": 1}, {"include_usage": "true"}, True, []]),
+        ("metadata", [{"a": value} for value in NOT_JSON]),
+        ("user", [5, True, ["a"], {}]),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_the_name_of_its_field(
+    server: Any, field: str, values: list[Any]
+) -> None:
+    for value in values:
+        body = json.dumps({"model": "tiny-llama", "prompt": "x", "max_tokens": 1, field: value})
+        headers = {"content-type": "application/json"}
+        answer = WEB.post(f"{server.url}/v1/completions", content=body, headers=headers)
+        assert answer.status_code == 400, (value, answer.text)
+        error = answer.json()["error"]
+        assert error["type"] == "invalid_request_error"
+        assert error["param"] == field or "which are not JSON" in error["message"], (value, error)
+
+
+def test_what_openai_lets_be_null_is_its_default(server: Any) -> None:
+    fields = ("n", "stream", "frequency_penalty", "presence_penalty", "logprobs", "echo", "stop", "seed")
+    body = {"model": "tiny-llama", "prompt": "nothing", "temperature": 0, "max_tokens": 4, "ignore_eos": True}
+    plain, null = (
+        WEB.post(f"{server.url}/v1/completions", json={**body, **more}).json()
+        for more in ({}, dict.fromkeys(fields))
+    )
+    assert plain["choices"] == null["choices"] and len(plain["choices"]) == 1
+
+
+def test_bodies_nested_as_deep_as_json_can_be_are_answered(server: Any) -> None:
+    headers = {"content-type": "application/json"}
+    told = set()
+    for depth in (100, 300, 500, 700, *range(900, 1000, 5)):
+        deep = '{"a":' * depth + "1" + "}" * depth
+        for place in (
+            '"metadata": {"a": %s}',
+            '"tools": [{"type": "function", "function": {"name": "f", "a": %s}}]',
+        ):
+            body = (
+                '{"model": "tiny-llama", "max_tokens": 1, "messages": [{"role": "user"}], '
+                + place % deep
+                + "}"
+            )
+            answer = WEB.post(f"{server.url}/v1/chat/completions", content=body, headers=headers)
+            assert answer.status_code in (200, 400), answer.text
+            told.add(answer.status_code)
+    assert told == {200, 400}
+
+
+def test_a_mistake_of_ours_is_500_in_openais_shape(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.engine.model.encoder.tokenizer, "encode", lambda _: 1 // 0)
+    answer = WEB.post(f"{server.url}/v1/completions", json={"model": "tiny-llama", "prompt": "x"})
+    error = answer.json()["error"]
+    assert (
+        answer.status_code == 500 and error["type"] == "server_error" and "division" not in error["message"]
+    )
+
+
+@pytest.mark.parametrize("path", ["pin", "prefetch"])
+@pytest.mark.parametrize(
+    "body", [{}, {"prompt": "x", "messages": [{"role": "user"}]}, {"messages": []}, {"prompt": [True]}]
+)
+def test_what_is_pinned_is_one_prompt(server: Any, path: str, body: dict[str, Any]) -> None:
+    answer = WEB.post(f"{server.url}/kv/{path}", json=body)
+    assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
 def test_a_body_that_is_not_sent_as_json_is_400(server: Any, kind: str) -> None:
     body = b'{"model": "tiny-llama", "messages": [{"role": "user", "content": "a"}]}'
