@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -27,6 +28,14 @@ settings.load_profile("untimed")
 # Without a GPU, kernels run under Triton's interpreter. Triton reads this once, when anything imports it.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache() -> Iterator[None]:
+    """No test touches the user's cache: converted models, profiles and guides are made in the run."""
+    with tempfile.TemporaryDirectory(prefix="kvtool-tests-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KVTOOL_CACHE", folder)
+        yield
 
 
 @pytest.fixture(scope="session")

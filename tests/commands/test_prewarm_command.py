@@ -228,13 +228,7 @@ def steady(common: list[object]) -> list[object]:
     return [*common, "--prefill-rate", 100, "--tier-speed", "host=10GB,disk=10GB"]
 
 
-@pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The layer profile of a model that is gone after the test."""
-    monkeypatch.setenv("KVTOOL_CACHE", str(tmp_path / "cache"))
-
-
-def test_auto_measures_protects_what_is_named_and_is_held_to_its_gate(steady, tmp_path, own_cache) -> None:
+def test_auto_measures_protects_what_is_named_and_is_held_to_its_gate(steady, tmp_path) -> None:
     auto = [*steady, "--codec", "auto", "--max-kl", 5, "--protect", "system,tools"]
     data = document(*auto, "--out", tmp_path / "a")
     gate = data["gate"]
@@ -296,7 +290,7 @@ def test_a_gate_judges_what_the_folder_holds_already(steady, tmp_path) -> None:
 
 
 def test_prompts_longer_than_the_models_positions_are_measured_at_their_front(
-    steady, tiny_model, tmp_path, own_cache
+    steady, tiny_model, tmp_path
 ) -> None:
     """Every planned chain ends with the model's last position: nothing of the log goes on behind it."""
     log = tmp_path / "long.jsonl"
@@ -322,7 +316,7 @@ def test_ids_beyond_the_vocabulary_are_refused(steady, tiny_model, tmp_path) -> 
     assert not (tmp_path / "s").exists()
 
 
-def test_an_analysis_leads_to_its_log(steady, tiny_model, branching_log, tmp_path, own_cache) -> None:
+def test_an_analysis_leads_to_its_log(steady, tiny_model, branching_log, tmp_path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_bytes(branching_log.read_bytes())
     analysis = tmp_path / "a.duckdb"

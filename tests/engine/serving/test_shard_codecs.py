@@ -11,10 +11,7 @@ from kvtool.cli import main
 
 
 @pytest.mark.parametrize("codec", ["auto", "lossless"])
-def test_a_server_starts_from_them(
-    codec, tiny_model, branching_log, serving, tmp_path: Path, monkeypatch
-) -> None:
-    monkeypatch.setenv("KVTOOL_CACHE", str(tmp_path / "cache"))
+def test_a_server_starts_from_them(codec, tiny_model, branching_log, serving, tmp_path: Path) -> None:
     options = ["--model", tiny_model, "--logs", branching_log, "--block-size", 16, "--codec", codec]
     steady = [
         "--prefill-rate",
