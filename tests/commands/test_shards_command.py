@@ -109,6 +109,27 @@ def test_gc_then_prewarm_repairs(folder, made, tiny_model, branching_log) -> Non
     assert kvtool("shards", "diff", made, folder).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("fault", "advice"),
+    [("block", "shards gc drops"), ("header", "delete a shard file"), ("missing", "shards gc drops")],
+)
+def test_what_verify_advises_mends(folder, made, tiny_model, branching_log, fault, advice) -> None:
+    path = folder / "shard-00000.safetensors"
+    data = bytearray(path.read_bytes())
+    data[{"block": -5, "header": 40, "missing": 0}[fault]] ^= 1
+    path.unlink() if fault == "missing" else path.write_bytes(data)
+    told = " ".join(kvtool("shards", "verify", folder).stdout.split())
+    assert [text in told for text in ("shards gc drops", "delete a shard file")].count(True) == 1
+    assert advice in told
+    if fault == "header":
+        path.unlink()
+    else:
+        assert kvtool("shards", "gc", folder).exit_code == 0
+    kvtool("prewarm", "--model", tiny_model, "--logs", branching_log, "--block-size", 16, "--out", folder)
+    assert kvtool("shards", "verify", folder).exit_code == 0
+    assert {row.hash for row in open_shards(folder).rows} == {row.hash for row in open_shards(made).rows}
+
+
 def test_signed_shards_are_demanded_and_kept_signed(
     folder, made, tiny_model, branching_log, tmp_path
 ) -> None:

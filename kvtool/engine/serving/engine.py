@@ -247,6 +247,6 @@ def _agree(shards: ShardSet, model: Model, config: ServeConfig) -> int:
     if differences:
         raise KvtoolError(
             f"{shards.folder} does not fit the model {model.name}: " + "; ".join(differences),
-            "run prewarm again with this model, or serve the one the shards were made with",
+            "run prewarm with this model and another --out, or serve the one the shards were made with",
         )
     return size

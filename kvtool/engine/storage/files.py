@@ -9,6 +9,9 @@ from pathlib import Path
 from kvtool.errors import KvtoolError
 from kvtool.files import PRIVATE, whole
 
+DAMAGED = "run prewarm again, or delete the file"
+"""What helps against a companion of shards that cannot be read."""
+
 
 def write_private(path: Path, data: bytes) -> None:
     """Write `data` to `path` atomically, durably, never readable by others."""
@@ -61,6 +64,17 @@ def write_companion(path: Path, text: str) -> None:
         write_private(path, data)
 
 
+def drop_damaged(path: Path, read: Callable[[], object]) -> None:
+    """Delete a companion that `read` refuses: whoever made the shards anew has none to put in its place."""
+    try:
+        read()
+    except KvtoolError:
+        try:
+            path.unlink()
+        except OSError as error:
+            raise KvtoolError(f"{path}: {error.strerror}", "delete it") from error
+
+
 def read_companion(path: Path) -> str | None:
     """Its text, None where there is none."""
     try:
@@ -68,4 +82,4 @@ def read_companion(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise KvtoolError(f"{path}: {error}", "run prewarm again, or delete the file") from error
+        raise KvtoolError(f"{path}: {error}", DAMAGED) from error

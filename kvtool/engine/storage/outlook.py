@@ -16,7 +16,7 @@ from kvtool.analysis.sessions import infer_sessions
 from kvtool.analysis.transitions import ANY, GROWS, Transitions, learn_transitions
 from kvtool.analysis.workload import Workload
 from kvtool.blocks import BlockHash, child_hash
-from kvtool.engine.storage.files import read_companion, write_companion
+from kvtool.engine.storage.files import DAMAGED, drop_damaged, read_companion, write_companion
 from kvtool.engine.storage.identity import Identity
 from kvtool.errors import KvtoolError
 
@@ -65,13 +65,11 @@ class Outlook:
         try:
             document = json.loads(text)
             if document["schema"] != SCHEMA:
-                raise KvtoolError(f"{name}: schema is {document['schema']!r}, not {SCHEMA}")
+                raise KvtoolError(f"{name}: schema is {document['schema']!r}, not {SCHEMA}", DAMAGED)
             states = {_hash(state): _expected(row) for state, row in document["states"].items()}
             return cls(states, _expected(document["otherwise"]))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise KvtoolError(
-                f"{name}: damaged: {type(error).__name__} {error}", "run prewarm again, or delete the file"
-            ) from error
+            raise KvtoolError(f"{name}: damaged: {type(error).__name__} {error}", DAMAGED) from error
 
 
 def learn_outlook(workload: Workload, identity: Identity) -> Outlook | None:
@@ -98,9 +96,12 @@ def join(outlooks: Sequence[Outlook]) -> Outlook:
     return Outlook(states, next((one.otherwise for one in outlooks if one.otherwise is not None), None))
 
 
-def write_outlook(folder: Path, outlook: Outlook) -> None:
-    """Write it over an older one."""
-    write_companion(folder / OUTLOOK, outlook.to_json())
+def write_outlook(folder: Path, outlook: Outlook | None) -> None:
+    """Write it over an older one. With None, of a log that tells nothing, a sound one stays."""
+    if outlook is None:
+        drop_damaged(folder / OUTLOOK, lambda: read_outlook(folder))
+    else:
+        write_companion(folder / OUTLOOK, outlook.to_json())
 
 
 def read_outlook(folder: Path) -> Outlook | None:

@@ -8,18 +8,25 @@ touching a block.
 from pathlib import Path
 
 from kvtool.analysis.reuse_model import ReuseModel
-from kvtool.engine.storage.files import read_companion, write_companion
+from kvtool.engine.storage.files import DAMAGED, drop_damaged, read_companion, write_companion
+from kvtool.errors import KvtoolError
 
 REUSE = "reuse.json"
 
 
-def write_reuse(folder: Path, model: ReuseModel) -> None:
-    """Write the model over an older one."""
-    write_companion(folder / REUSE, model.to_json())
+def write_reuse(folder: Path, model: ReuseModel | None) -> None:
+    """Write the model over an older one. With None, of a log that tells none, a sound one stays."""
+    if model is None:
+        drop_damaged(folder / REUSE, lambda: read_reuse(folder))
+    else:
+        write_companion(folder / REUSE, model.to_json())
 
 
 def read_reuse(folder: Path) -> ReuseModel | None:
     """The model of `folder`, None if it has none. KvtoolError if the file is no such model."""
     path = folder / REUSE
     text = read_companion(path)
-    return None if text is None else ReuseModel.from_json(text, str(path))
+    try:
+        return None if text is None else ReuseModel.from_json(text, str(path))
+    except KvtoolError as error:
+        raise KvtoolError(error.message, DAMAGED) from error

@@ -102,7 +102,7 @@ class ShardSet:
             if digest != file.digest:
                 raise KvtoolError(
                     f"{self.folder / file.name}: digest: not what was signed",
-                    "take the file from who signed it, or run prewarm again",
+                    "take the file from who signed it, or delete it and run prewarm again",
                 )
 
     def close(self) -> None:

@@ -106,8 +106,14 @@ def verdict(folder: Path, manifest: Manifest, faults: list[Fault]) -> Report:
         return Report(
             data, [f"{folder}: {held}, every byte verified"], notes=[] if manifest.complete else [note]
         )
-    note = "kvtool shards gc drops bad blocks; a later prewarm computes them again"
-    return Report(data, [f"{folder}: {plural(len(faults), 'fault')}"], [table], notes=[note])
+    notes = []
+    if any(fault.field in ("checksum", "bytes") or fault.reason == "is missing" for fault in faults):
+        notes.append("kvtool shards gc drops bad blocks; a later prewarm computes them again")
+    if any(fault.field in ("header", "digest") for fault in faults):
+        notes.append(
+            "delete a shard file with a wrong header or digest; a later prewarm computes its blocks again"
+        )
+    return Report(data, [f"{folder}: {plural(len(faults), 'fault')}"], [table], notes=notes)
 
 
 def comparison(left: Path, right: Path, difference: Difference) -> Report:

@@ -12,7 +12,9 @@ from click.testing import CliRunner
 
 from kvtool.cache.policies import fitted
 from kvtool.cli import main
+from kvtool.engine.storage.files import DAMAGED
 from kvtool.engine.storage.maintenance import collect_garbage
+from kvtool.engine.storage.outlook import OUTLOOK, read_outlook
 from kvtool.engine.storage.reuse import REUSE, read_reuse, write_reuse
 from kvtool.engine.storage.verify import verify
 from kvtool.errors import KvtoolError
@@ -80,6 +82,29 @@ def test_a_small_log_leaves_no_model_and_none_is_deleted(
     write_reuse(tmp_path / "small", model)
     prewarm(*common, tmp_path / "small")
     assert (tmp_path / "small" / REUSE).read_bytes() == (shards / REUSE).read_bytes()
+
+
+@pytest.mark.parametrize("name", [REUSE, OUTLOOK])
+def test_what_is_said_of_a_damaged_companion_helps(
+    tiny_model: Path, branching_log: Path, busy_log: Path, tmp_path: Path, name: str
+) -> None:
+    """Run prewarm again: with a log that teaches it is made anew, with one that does not it goes."""
+    for log in (busy_log, branching_log):
+        folder = tmp_path / log.stem
+        common = ("--model", tiny_model, "--logs", log, "--block-size", 16, "--out", folder)
+        prewarm(*common)
+        taught = (folder / name).exists()
+        assert taught == (log == busy_log) or name == OUTLOOK
+        (folder / name).write_text("{")
+        with pytest.raises(KvtoolError) as refused:
+            (read_reuse if name == REUSE else read_outlook)(folder)
+        assert refused.value.hint == DAMAGED and [fault.file for fault in verify(folder)] == [name]
+        prewarm(*common)
+        assert verify(folder) == [] and (folder / name).exists() == taught
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).mkdir()
+    result = CliRunner().invoke(main, ["prewarm", *map(str, common)])
+    assert result.exit_code == 2 and f"{name}: Is a directory" in result.stderr
 
 
 @pytest.mark.parametrize("data", [b"{}", b"\xff\xfe", b"[1"])

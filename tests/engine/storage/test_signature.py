@@ -83,6 +83,20 @@ def test_who_insists_on_a_key_is_told_what_is_wrong(signed: Path, plain: Path) -
     refused(lambda: verify(signed, key=OTHER), "signed: signature: not made with this key")
 
 
+def test_a_signed_file_that_was_damaged_is_deleted_and_made_again(signed: Path, parts) -> None:
+    plan, model = parts
+    path = signed / "shard-00001.safetensors"
+    sound = path.read_bytes()
+    path.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+    with pytest.raises(KvtoolError) as told:
+        open_shards(signed).prove(KEY)
+    assert told.value.hint == "take the file from who signed it, or delete it and run prewarm again"
+    path.unlink()
+    prewarm(plan, model, signed, PrewarmConfig("raw", int(plan.bytes.sum()) // 3, KEY))
+    open_shards(signed).prove(KEY)
+    assert path.read_bytes() == sound
+
+
 def test_a_forger_without_the_key_is_found_wherever_he_writes(signed: Path) -> None:
     """All digests and checksums are made right again; only the signature cannot be."""
     clean = read_manifest(signed)
