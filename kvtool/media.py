@@ -7,6 +7,7 @@ not; other providers count in the same order of magnitude. Nothing is downloaded
 import base64
 import binascii
 import json
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from math import ceil
@@ -23,6 +24,8 @@ UNKNOWN = {"image": LOW_DETAIL + 4 * TILE, "audio": 30 * AUDIO_SECOND, "video": 
 """Tokens where a part does not tell: 1024 x 1024 pixels, half a minute, half a minute, a few pages."""
 LEAST = 16
 """A placeholder is never shorter than the digest that names it."""
+PLACEHOLDER = re.compile(r"<\|[^|>]{0,64}: (?:[a-p] ){15}[a-p]")
+"""What `placeholder` begins with."""
 HEADER = 1 << 18
 """Base64 characters in which a picture's size is looked for."""
 

@@ -19,6 +19,7 @@ from kvtool.analysis.flops import TYPICAL, Prefill
 from kvtool.analysis.plan_choice import choose
 from kvtool.analysis.plan_trie import PlanTrie
 from kvtool.analysis.reuse_model import ReuseModel
+from kvtool.analysis.text_only import Decode, beyond_text
 from kvtool.analysis.workload import Workload
 from kvtool.errors import KvtoolError
 
@@ -44,13 +45,14 @@ class PlanConfig:
 class Plan:
     """n blocks in storage order: depth first, so that chains stand together, see `_storage_order`.
 
-    parent: row in this plan, -1 for a first block. tokens: uint32 [n, block_size]. hits: requests of the
-    log that would use the block; expected: the same of as much traffic to come. tenant: index into
-    `tenants`. bytes: stored size of each block. flops: what computing it costs when its parent is there.
-    tier: index into TIERS.
+    node: the block's number among all blocks of the log, the same in every plan of it. parent: row in this
+    plan, -1 for a first block. tokens: uint32 [n, block_size]. hits: requests of the log that would use the
+    block; expected: the same of as much traffic to come. tenant: index into `tenants`. bytes: stored size of
+    each block. flops: what computing it costs when its parent is there. tier: index into TIERS.
     """
 
     block_size: int
+    node: NDArray[np.int64]
     tenants: Sequence[str]
     tenant: NDArray[np.int32]
     parent: NDArray[np.int64]
@@ -80,6 +82,7 @@ class Forecast:
     flops_saved: prefill that the stored blocks are expected to save, over as much traffic as the log.
     split_tokens: copies that are stored because prompts part inside a block.
     too_deep: blocks left out because they lie beyond the model's positions.
+    not_text: blocks left out because they hold or follow a part of a prompt that is not text.
     over_budget, under_used: blocks left out by --budget and by --min-requests.
     """
 
@@ -93,8 +96,105 @@ class Forecast:
     flops_saved: float
     split_tokens: int
     too_deep: int
+    not_text: int
     over_budget: int
     under_used: int
+
+
+class Planner:
+    """Plans of one workload for one model; what they choose from is found once.
+
+    memory_bytes: a block's size in the device's and the host's tier. decode: how token ids read; with it,
+    blocks that hold or follow a part that is not text are left out.
+
+    Spaces that differ only in the model named in the log are one: the blocks are computed by our model
+    whatever the log's was. Tenants stay apart. Raises KvtoolError for a log without tokens.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        max_positions: int,
+        *,
+        prefill: Prefill = TYPICAL,
+        reuse: ReuseModel | None = None,
+        memory_bytes: int = 0,
+        decode: Decode | None = None,
+    ) -> None:
+        if workload.ready_made:
+            raise KvtoolError(
+                "the log holds block ids, not tokens: there is nothing to compute",
+                "prewarm from a log of prompts",
+            )
+        self._reuse = reuse
+        self._memory_bytes = memory_bytes
+        self._prompt_tokens = int(workload.prompt_tokens.sum())
+        self._decode = decode
+        self._trie = PlanTrie(workload, None if reuse is None else chance_of_use(workload, reuse))
+        self._in_reach = self._trie.depth < max_positions // workload.block_size
+        self._depths = np.arange(int(self._trie.depth.max(initial=0)) + 1)
+        self._flops = prefill.block_cost(self._depths, workload.block_size)[self._trie.depth]
+        self._not_text: dict[int, NDArray[np.bool_]] = {}
+
+    def plan(self, config: PlanConfig, block_bytes: Callable[[int], int], among: Plan | None = None) -> Plan:
+        """Choose blocks. `block_bytes` is the stored size of a block at a depth. `among`: an earlier plan of
+        the same workload; only its blocks are chosen from, and each takes the bytes that it has there."""
+        trie, in_reach, flops = self._trie, self._in_reach, self._flops
+        used = trie.hits >= config.min_requests
+        not_text = self._beyond_text(config.min_requests)
+        wanted = in_reach & used & ~not_text
+        able = wanted
+        sizes = np.array([block_bytes(depth) for depth in self._depths.tolist()], np.int64)[trie.depth]
+        if among is not None:
+            able = np.zeros_like(wanted)
+            able[among.node] = True
+            sizes[among.node] = among.bytes
+        value = trie.expected * flops
+        chosen = _choose(trie, config, able, value, sizes)
+        tier = _tiers(trie, config, chosen, value, self._memory_bytes)
+        order = _storage_order(trie, chosen)
+        row = np.full(len(trie.parent) + 1, -1, np.int64)
+        row[order] = np.arange(len(order))
+        tokens = trie.tokens[order]
+        split = _split_tokens(row[trie.parent[order]], trie.tenant[order], tokens)
+        served = float(trie.expected[order].sum()) * trie.block_size
+        return Plan(
+            block_size=trie.block_size,
+            node=order,
+            tenants=trie.tenants,
+            tenant=trie.tenant[order],
+            parent=row[trie.parent[order]],
+            depth=trie.depth[order],
+            tokens=tokens,
+            hits=trie.hits[order],
+            expected=trie.expected[order],
+            bytes=sizes[order],
+            flops=flops[order],
+            tier=tier[order],
+            forecast=Forecast(
+                prompt_tokens=self._prompt_tokens,
+                hit_rate=trie.hit_rate(chosen),
+                hit_rate_cached=trie.hit_rate(chosen, grows=True),
+                hit_rate_cold=trie.hit_rate(np.zeros_like(chosen), grows=True),
+                hit_rate_expected=served / self._prompt_tokens if self._reuse is not None else None,
+                tokens=len(order) * trie.block_size - split,
+                tokens_unshared=int(trie.hits[order].sum()) * trie.block_size,
+                flops_saved=float((trie.expected[order] * flops[order]).sum()),
+                split_tokens=split,
+                too_deep=int((used & ~in_reach).sum()),
+                not_text=int((used & in_reach & not_text).sum()),
+                over_budget=int((wanted & ~chosen).sum()),
+                under_used=int((in_reach & ~used).sum()),
+            ),
+        )
+
+    def _beyond_text(self, least: int) -> NDArray[np.bool_]:
+        """Of blocks that `least` requests use, those that are not text or follow what is not."""
+        if least not in self._not_text:
+            used = self._trie.hits >= least
+            none = np.zeros_like(used)
+            self._not_text[least] = beyond_text(self._trie, used, self._decode) if self._decode else none
+        return self._not_text[least]
 
 
 def make_plan(
@@ -107,60 +207,9 @@ def make_plan(
     reuse: ReuseModel | None = None,
     memory_bytes: int = 0,
 ) -> Plan:
-    """Choose blocks of `workload`. `block_bytes` is the stored size of a block at a depth, `memory_bytes`
-    its size in the device's and the host's tier.
-
-    Spaces that differ only in the model named in the log are one: the blocks are computed by our model
-    whatever the log's was. Tenants stay apart. Raises KvtoolError for a log without tokens.
-    """
-    if workload.ready_made:
-        raise KvtoolError(
-            "the log holds block ids, not tokens: there is nothing to compute",
-            "prewarm from a log of prompts",
-        )
-    trie = PlanTrie(workload, None if reuse is None else chance_of_use(workload, reuse))
-    deepest = max_positions // workload.block_size
-    usable = trie.depth < deepest
-    wanted = usable & (trie.hits >= config.min_requests)
-    depths = np.arange(int(trie.depth.max(initial=0)) + 1)
-    sizes = np.array([block_bytes(depth) for depth in depths.tolist()], np.int64)[trie.depth]
-    flops = prefill.block_cost(depths, workload.block_size)[trie.depth]
-    chosen = _choose(trie, config, wanted, trie.expected * flops, sizes)
-    tier = _tiers(trie, config, chosen, trie.expected * flops, memory_bytes)
-    order = _storage_order(trie, chosen)
-    row = np.full(len(trie.parent) + 1, -1, np.int64)
-    row[order] = np.arange(len(order))
-    tokens = trie.tokens[order]
-    split = _split_tokens(row[trie.parent[order]], trie.tenant[order], tokens)
-    prompt_tokens = int(workload.prompt_tokens.sum())
-    served = float(trie.expected[order].sum()) * workload.block_size
-    return Plan(
-        block_size=workload.block_size,
-        tenants=trie.tenants,
-        tenant=trie.tenant[order],
-        parent=row[trie.parent[order]],
-        depth=trie.depth[order],
-        tokens=tokens,
-        hits=trie.hits[order],
-        expected=trie.expected[order],
-        bytes=sizes[order],
-        flops=flops[order],
-        tier=tier[order],
-        forecast=Forecast(
-            prompt_tokens=prompt_tokens,
-            hit_rate=trie.hit_rate(chosen),
-            hit_rate_cached=trie.hit_rate(chosen, grows=True),
-            hit_rate_cold=trie.hit_rate(np.zeros_like(chosen), grows=True),
-            hit_rate_expected=served / prompt_tokens if reuse is not None else None,
-            tokens=len(order) * workload.block_size - split,
-            tokens_unshared=int(trie.hits[order].sum()) * workload.block_size,
-            flops_saved=float((trie.expected[order] * flops[order]).sum()),
-            split_tokens=split,
-            too_deep=int((~usable & (trie.hits >= config.min_requests)).sum()),
-            over_budget=int((wanted & ~chosen).sum()),
-            under_used=int((usable & (trie.hits < config.min_requests)).sum()),
-        ),
-    )
+    """One plan of `workload`, see `Planner`."""
+    planner = Planner(workload, max_positions, prefill=prefill, reuse=reuse, memory_bytes=memory_bytes)
+    return planner.plan(config, block_bytes)
 
 
 def _choose(

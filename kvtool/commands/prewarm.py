@@ -1,6 +1,6 @@
 """kvtool prewarm: compute a log's hot prefixes once and write them as verified shards."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -22,12 +22,8 @@ from kvtool.options import (
 from kvtool.renderers import RENDERERS
 
 if TYPE_CHECKING:
-    from kvtool.analysis.plan import Plan
     from kvtool.analysis.workload import Workload
     from kvtool.engine.compute.model import Model
-    from kvtool.engine.storage.identity import Identity
-    from kvtool.logs.reader import Log
-    from kvtool.page import Page
     from kvtool.report import Report
 
 
@@ -187,18 +183,20 @@ def run(config: Config) -> "Report":
     from kvtool.analysis.learned import learn
     from kvtool.analysis.plan import PlanConfig
     from kvtool.analysis.plan_table import save_plan
-    from kvtool.engine.allocation import PROTECTED, GateFailed, choose
+    from kvtool.engine.allocation import GateFailed
     from kvtool.engine.compute.load import load_model
+    from kvtool.engine.precision import PrecisePlan, Precision, log_again
     from kvtool.engine.prewarm import PrewarmConfig, plan_hashes, prewarm
+    from kvtool.engine.prewarm_page import stored_page
     from kvtool.engine.prewarm_report import gate_report, plan_json, plan_report, run_json, run_report
     from kvtool.engine.speeds import measure_speeds
-    from kvtool.engine.storage.codec import load_codec
     from kvtool.engine.storage.identity import Identity
     from kvtool.engine.storage.outlook import learn_outlook, write_outlook
     from kvtool.engine.storage.reuse import write_reuse
     from kvtool.engine.storage.signature import load_key
-    from kvtool.engine.worth import price
+    from kvtool.engine.worth import Prices
     from kvtool.files import check_targets
+    from kvtool.lint.redact import shape
     from kvtool.logs.sources import expand
     from kvtool.progress import counted
     from kvtool.renderers.html import write_page
@@ -221,54 +219,61 @@ def run(config: Config) -> "Report":
             "its ids are another tokenizer's: name the model that the log is of",
         )
     identity = Identity.of_model(model, workload.block_size)
-    protect = protected_roles(config)
-    plain = config.codec
-    if plain == AUTO or protect:
-        plain = PROTECTED  # what no block exceeds, so that budgets hold
-    codec = load_codec({"codec": plain})
+    asked = Precision.asked(
+        config.codec,
+        config.max_kl,
+        config.protect,
+        lambda: log_again(config.logs, config.analysis, config.format, config.mapping),
+    )
     speeds = measure_speeds(
         model,
-        codec,
+        asked.least,
         workload.block_size,
-        existing(config.out or Path()),
+        config.out or Path(),
         config.prefill_rate,
         dict(config.tier_speeds),
     )
     limits = PlanConfig(dict(config.budgets), config.min_requests, dict(config.tenant_budgets))
     reuse = learn(workload)
-    priced = price(workload, limits, model, codec, speeds, reuse)
-    plan = priced.plan
-    if config.plan_out is not None:
-        save_plan(config.plan_out, plan, plan_hashes(plan, identity))
-    data: dict[str, Any] = {
-        "schema": "kvtool.prewarm/1",
-        "model": {"name": model.name, "digest": model.fingerprint["digest"], "dtype": model.dtype_name},
-        "out": None if config.out is None else str(config.out),
-        "block_size": workload.block_size,
-        "codec": config.codec,
-        "dry_run": config.dry_run,
-        "plan": plan_json(plan, identity, model.encoder),
-        "load_or_compute": priced.to_json(),
-        "notes": notes,
-    }
+    planned = PrecisePlan(asked, Prices(workload, model, speeds, reuse), limits)
+
+    def save() -> None:
+        if config.plan_out is not None:
+            save_plan(config.plan_out, planned.priced.plan, plan_hashes(planned.priced.plan, identity))
+
+    def told() -> dict[str, Any]:
+        """What is planned by now."""
+        return {
+            "schema": "kvtool.prewarm/1",
+            "model": {"name": model.name, "digest": model.fingerprint["digest"], "dtype": model.dtype_name},
+            "out": None if config.out is None else str(config.out),
+            "block_size": workload.block_size,
+            "codec": config.codec,
+            "dry_run": config.dry_run,
+            "plan": plan_json(planned.priced.plan, identity, model.encoder),
+            "load_or_compute": planned.priced.to_json(),
+            "notes": notes,
+        }
+
+    save()
     if config.dry_run:
-        report = plan_report(data, priced)
+        notes += planned.notes()
+        report = plan_report(told(), planned.priced)
     else:
         assert config.out is not None
-        priced.require_gain(config.codec)
+        planned.priced.require_gain(config.codec)
         started = perf_counter()
+        size = len(planned.priced.plan) * workload.block_size
         failed = None
-        with counted("tokens", len(plan) * plan.block_size) as done:
+        with counted("tokens", size if planned.is_final else None) as done:
             try:
                 result = prewarm(
-                    plan,
+                    planned.priced.plan,
                     model,
                     config.out,
-                    PrewarmConfig(plain, key=key, judge_stored=config.max_kl is not None),
+                    PrewarmConfig(key=key, judge_stored=config.max_kl is not None),
                     done,
-                    lambda stored: choose(
-                        plan, model, config.codec, lambda: log_again(config), protect, max_kl(config), stored
-                    ),
+                    planned.choose,
                     others,
                 )
             except GateFailed as error:
@@ -276,64 +281,40 @@ def run(config: Config) -> "Report":
             except KeyboardInterrupt:
                 click.echo(f"{config.out}: files that are complete stay; the same command goes on", err=True)
                 raise
+        save()  # with what blocks take now that they are measured
         if failed is not None:
-            report = gate_report(data, failed)
+            report = gate_report(told(), failed)
         else:
             if config.codec != AUTO:
-                meant = {config.codec, PROTECTED} if protect else {config.codec}
                 notes += [
                     f"of the plan's blocks {blocks:,} stay {name}, as they were stored before"
                     for name, blocks in result.kept.items()
-                    if name not in meant
+                    if name not in asked.names
                 ]
-            if reuse is not None:  # else what an earlier run wrote stays
-                write_reuse(config.out, reuse)
-            data["reuse_model"] = None if reuse is None else len(reuse.hazards)
             outlook = learn_outlook(workload, identity)
-            if outlook is not None:
-                write_outlook(config.out, outlook)
-            data["outlook"] = None if outlook is None else len(outlook.states)
-            report = run_report({**data, **run_json(result, perf_counter() - started)}, priced)
+            write_reuse(config.out, reuse)
+            write_outlook(config.out, outlook)
+            learned = {
+                "reuse_model": None if reuse is None else len(reuse.hazards),
+                "outlook": None if outlook is None else len(outlook.states),
+            }
+            run = run_json(result, perf_counter() - started)
+            report = run_report({**told(), **learned, **run}, planned.priced)
     report.notes[:0] = notes
     if config.report is not None:
-        report.page = page(config, plan, report.data, workload, model, identity, protect)
+        report.page = stored_page(
+            planned.priced.plan,
+            report.data,
+            workload,
+            model,
+            config.out,
+            arguments(config),
+            dict(config.budgets).get("disk"),
+            protects=bool(asked.protect),
+            hide=None if config.show_values else shape,
+        )
         write_page(report, config.report)
     return report
-
-
-def page(
-    config: Config,
-    plan: "Plan",
-    data: dict[str, Any],
-    workload: "Workload",
-    model: "Model",
-    identity: "Identity",
-    protect: Sequence[str],
-) -> "Page":
-    """The plan's pictures, or those of what is stored."""
-    import numpy as np
-
-    from kvtool.engine.allocation import PROTECTED
-    from kvtool.engine.prewarm import plan_hashes
-    from kvtool.engine.prewarm_page import prewarm_page
-    from kvtool.engine.storage.shards import open_shards
-    from kvtool.lint.redact import shape
-
-    ran = "tokens_computed" in data
-    index = open_shards(config.out).index if ran and config.out is not None else {}
-    rows = [index.get(name) for name in plan_hashes(plan, identity)]
-    return prewarm_page(
-        plan,
-        data,
-        workload,
-        model.encoder,
-        rows,
-        identity.shape.elements,
-        np.array([bool(protect) and row is not None and row.codec == PROTECTED for row in rows], np.bool_),
-        arguments(config),
-        dict(config.budgets).get("disk"),
-        None if config.show_values else shape,
-    )
 
 
 def arguments(config: Config) -> list[str]:
@@ -354,57 +335,6 @@ def arguments(config: Config) -> list[str]:
             pairs.append((option, ",".join(f"{tier}={size}" if tier else str(size) for tier, size in sizes)))
     pairs.append(("--out", str(config.out or "shards")))
     return [part for pair in pairs for part in pair if part]
-
-
-def protected_roles(config: Config) -> list[str]:
-    """Roles of `--protect`, or the default of the codec."""
-    from kvtool.engine.allocation import PROTECTED
-    from kvtool.engine.traffic import ROLES
-
-    given = config.protect
-    if given is None:  # provenance stands in for a measurement where there is none
-        return [] if config.codec in (AUTO, "raw", "lossless", PROTECTED) else ["system", "tools"]
-    names = [] if given == "none" else [name.strip() for name in given.split(",")]
-    for name in names:
-        if name not in ROLES:
-            raise KvtoolError(
-                f"--protect {given}: unknown role {name!r}", f"choose from {', '.join(ROLES)}, none"
-            )
-    return names
-
-
-def max_kl(config: Config) -> float | None:
-    """The gate of a run, None for none. k3v2 is never stored without one."""
-    from kvtool.engine.allocation import MAX_KL
-
-    return MAX_KL if config.max_kl is None and config.codec in (AUTO, "k3v2") else config.max_kl
-
-
-def log_again(config: Config) -> "Log":
-    """The log a second time, for what a workload does not keep: roles and the tokens behind blocks."""
-    from kvtool.analysis.store import load_document
-    from kvtool.logs.reader import open_log
-
-    if config.analysis is None:
-        if "-" in config.logs:
-            raise KvtoolError(
-                "--logs -: blocks are protected or measured by reading the log twice",
-                "name a file, or give --protect none and no --max-kl",
-            )
-        return open_log(config.logs, format=config.format, mapping=config.mapping)
-    source = load_document(config.analysis)["source"]
-    for file in source["files"]:
-        if not Path(file).is_file():
-            raise KvtoolError(
-                f"{config.analysis}: source: {file} is not there, and is read again to protect or measure",
-                "prewarm from --logs, or give --protect none and no --max-kl",
-            )
-    return open_log(source["files"], format=source["format"], mapping=config.mapping)
-
-
-def existing(folder: Path) -> Path:
-    """The nearest folder above that exists: on the disk that `folder` will be on."""
-    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
 
 
 def load_workload(config: Config, model: "Model", notes: list[str]) -> "Workload":

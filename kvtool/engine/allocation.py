@@ -30,6 +30,9 @@ from kvtool.requests import Request
 Stored = Mapping[int, tuple[str, BlockCodec]]
 """Rows of a plan that are stored already -> the codec that they have and keep, by the name it has there."""
 
+Fit = Callable[[NDArray[np.int64]], Plan]
+"""Stored bytes of each row of a plan -> those of its blocks that a budget has room for, as a plan."""
+
 MAX_KL = 0.0005
 """Nats per token: the default gate. Continuations that it does not know lose up to twice as much; 0.001 is
 still below what tells two runs in different 16-bit formats apart."""
@@ -94,7 +97,8 @@ class Allocation:
     """For each row of a plan the name of its codec, a key of `codecs`, and the nats it costs, NaN if unknown.
 
     A block's nats are its share, by sensitivity, of what the gate measured for all blocks together.
-    verdict: None where no gate was asked for. tokens: computed for it.
+    verdict: None where no gate was asked for. tokens: computed for it. plan: the rows are this plan's, which
+    a budget has room for; None where they are those of the plan that was asked about.
     """
 
     codecs: dict[str, BlockCodec]
@@ -102,6 +106,7 @@ class Allocation:
     kl: NDArray[np.float64]
     verdict: Verdict | None = None
     tokens: int = 0
+    plan: Plan | None = None
 
     def codec_of(self, row: int) -> BlockCodec:
         """The codec of a row."""
@@ -117,6 +122,14 @@ class Allocation:
         firsts = (plan.depth == 0).tolist()
         return np.array([sizes[key] for key in zip(self.names, firsts, strict=True)], np.int64)
 
+    def within(self, plan: Plan, fitted: Plan) -> "Allocation":
+        """Of rows of `plan` those that are `fitted`'s, in its order."""
+        row_of = {node: row for row, node in enumerate(plan.node.tolist())}
+        rows = [row_of[node] for node in fitted.node.tolist()]
+        names = [self.names[row] for row in rows]
+        codecs = {name: self.codecs[name] for name in sorted(set(names))}
+        return replace(self, codecs=codecs, names=names, kl=self.kl[rows], plan=fitted)
+
 
 def choose(
     plan: Plan,
@@ -126,12 +139,14 @@ def choose(
     protect: Sequence[str],
     max_kl: float | None,
     stored: Stored = MappingProxyType({}),
+    fit: Fit | None = None,
 ) -> Allocation:
     """The codecs of a plan for `--codec`: `auto`, or one for all that are not protected.
 
     requests: the log once more, read only where blocks are protected or measured. max_kl: None for no gate,
-    or for `auto` its default. The gate judges `stored` rows as they are stored. KvtoolError where there is
-    nothing to judge by.
+    or for `auto` its default. The gate judges `stored` rows as they are stored. fit: for `auto`, which sizes
+    blocks by what they need, leaves out those that the budget then has no room for. KvtoolError where there
+    is nothing to judge by.
     """
     shape = Identity.of_model(model, plan.block_size).shape
     plain = uniform(codec, plan, shape) if codec != AUTO else None
@@ -151,7 +166,7 @@ def choose(
         )
     trials = Trials(model, plan, [*traffic.probes, *traffic.gates])
     if plain is None:
-        return allocate(plan, traffic, trials, layer_profile(model, FLOOR), max_kl, stored)
+        return allocate(plan, traffic, trials, layer_profile(model, FLOOR), max_kl, stored, fit)
     plain = _as_stored(plain, stored)
     verdict = judge(trials, traffic.gates, plain.codec_of, max_kl, max_kl)
     return _with_verdict(plain, verdict, plan, traffic, trials)
@@ -190,13 +205,14 @@ def allocate(
     profile: NDArray[np.float64],
     max_kl: float,
     stored: Stored = MappingProxyType({}),
+    fit: Fit | None = None,
 ) -> Allocation:
     """Choose codecs for `plan`: a rung whose gate holds where that of the rung below does not.
 
     If none holds, the last with its verdict. profile: damage of each layer's keys and values in FLOOR,
     [layers, 2]. Blocks that no probe reached take the codec of the promoted as soon as one block is promoted.
     A rung is first judged as if nothing were stored, so that a run that resumes chooses what the first one
-    chose; then with `stored` rows as they are.
+    chose; then with `stored` rows as they are. With `fit` a rung is judged over the blocks that fit in it.
     """
     layers = [f"int{bits}" for bits in layer_bits(profile)]
     codecs = {name: load_codec({"codec": name}) for name in (FLOOR, HIGH, TOP, PROTECTED)}
@@ -206,28 +222,58 @@ def allocate(
     ranked = open_rows[np.argsort(-np.nan_to_num(sensitivity[open_rows], nan=np.inf), kind="stable")]
     unknown = int(np.isnan(sensitivity[open_rows]).sum())
 
-    def tried(number: int) -> tuple[Allocation, Verdict]:
+    def tried(number: int) -> _Rung | None:
         base, lift, share = RUNGS[number]
         promoted = unknown + round(share * (len(ranked) - unknown)) if share else 0
         kinds = np.full(len(plan), base, object)
         kinds[ranked[:promoted]] = lift
         kinds[traffic.protected] = PROTECTED
         made = _named(kinds.tolist(), codecs)
-        verdict = judge(trials, traffic.gates, made.codec_of, max_kl, max_kl * CALLS_SHARE)
-        if verdict.holds and (kept := _as_stored(made, stored)) is not made:
-            made, verdict = kept, judge(trials, traffic.gates, kept.codec_of, max_kl, max_kl * CALLS_SHARE)
-        return made, verdict
+        found = judged(made)
+        if found is not None and found.verdict.holds and (kept := _as_stored(made, stored)) is not made:
+            found = judged(kept)
+        return found
+
+    def judged(made: Allocation) -> _Rung | None:
+        fitted, seen = None, traffic
+        if fit is not None:
+            fitted = fit(made.sizes(plan, trials.shape))
+            seen = traffic.behind(plan, np.isin(plan.node, fitted.node))
+        if not seen.gates:
+            return None
+        verdict = judge(trials, seen.gates, made.codec_of, max_kl, max_kl * CALLS_SHARE)
+        return _Rung(made, fitted, seen, verdict)
 
     below, above = -1, len(RUNGS) - 1
     chosen = None
     while above - below > 1:  # bisected: that every rung loses less than the one below is usual, not certain
         middle = (below + above) // 2
         found = tried(middle)
-        if found[1].holds:
+        if found is None:  # no room for a block that is asked for, less so with more bits
+            above = middle
+        elif found.verdict.holds:
             above, chosen = middle, found
         else:
             below = middle
-    return _with_verdict(*(chosen or tried(above)), plan, traffic, trials)
+    chosen = chosen or tried(above)
+    if chosen is None:
+        raise KvtoolError(
+            "no prompt of the log goes on behind the blocks that fit --budget: there is nothing to measure "
+            "codecs by",
+            "raise --budget, or choose a --codec without --max-kl",
+        )
+    made = _with_verdict(chosen.made, chosen.verdict, plan, chosen.traffic, trials)
+    return made if chosen.fitted is None else made.within(plan, chosen.fitted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rung:
+    """A rung that was tried: codecs of the plan's rows, which blocks fit in them, what judged those."""
+
+    made: Allocation
+    fitted: Plan | None
+    traffic: Traffic
+    verdict: Verdict
 
 
 def layer_bits(profile: NDArray[np.float64]) -> list[int]:

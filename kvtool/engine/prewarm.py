@@ -101,9 +101,10 @@ def prewarm(
     `others` are the same model on more devices, which compute files of their own; each device keeps up to a
     file's blocks in memory until its turn to be written comes.
     `choose` gives each row of the plan its codec and is told those of rows that are stored; it is called if a
-    block is missing. GateFailed if its gate does not hold: then nothing is stored. `progress` gets the number
-    of the plan's tokens that are stored or computed so far. KvtoolError when the folder is of another model
-    or holds something else, and when the plan is empty.
+    block is missing. Where its answer has a plan of its own, that one is made. GateFailed if its gate does
+    not hold: then nothing is stored. `progress` gets the number of the plan's tokens that are stored or
+    computed so far. KvtoolError when the folder is of another model or holds something else, and when the
+    plan is empty.
     """
     if not len(plan):
         raise KvtoolError("nothing to prewarm: the plan is empty", "lower --min-requests or raise --budget")
@@ -154,6 +155,10 @@ class _Run:
         self.chosen = choose(self.stored) if choose and asked else plain
         if self.chosen.verdict is not None and not self.chosen.verdict.holds:
             raise GateFailed(self.chosen.verdict)
+        if self.chosen.plan is not None:
+            plan = self.chosen.plan
+            self.hashes = plan_hashes(plan, self.identity)
+            self.stored = self._stored_codecs()
         self.plan = replace(plan, bytes=self.chosen.sizes(plan, self.identity.shape))
         self.walks: list[Walk] = []
         self.guide: Guide | None = None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,12 @@ from kvtool.analysis.next_steps import command
 from kvtool.analysis.plan import Plan
 from kvtool.analysis.prefixes import usage
 from kvtool.analysis.workload import Workload
+from kvtool.engine.allocation import PROTECTED
+from kvtool.engine.compute.model import Model
+from kvtool.engine.prewarm import plan_hashes
+from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.index import BlockRow
+from kvtool.engine.storage.shards import open_shards
 from kvtool.page import Branch, Figure, Page, Step, Storage, StoredBlock
 from kvtool.tokens import PromptEncoder
 
@@ -21,6 +27,38 @@ CELLS = 320
 """Cells of the heat strip at most, where codec and protection do not cut more."""
 POINTS = 160
 """Points of the curve of value."""
+
+
+def stored_page(
+    plan: Plan,
+    data: Mapping[str, Any],
+    workload: Workload,
+    model: Model,
+    folder: Path | None,
+    arguments: Sequence[str],
+    budget: int | None,
+    *,
+    protects: bool,
+    hide: Callable[[str], str] | None,
+) -> Page:
+    """`prewarm_page` of a plan, or where a run was made of what `folder` holds of it. protects: whether roles
+    keep blocks in 16 bits."""
+    identity = Identity.of_model(model, plan.block_size)
+    index = open_shards(folder).index if folder is not None and "tokens_computed" in data else {}
+    rows = [index.get(name) for name in plan_hashes(plan, identity)]
+    kept = [protects and row is not None and row.codec == PROTECTED for row in rows]
+    return prewarm_page(
+        plan,
+        data,
+        workload,
+        model.encoder,
+        rows,
+        identity.shape.elements,
+        np.array(kept, np.bool_),
+        arguments,
+        budget,
+        hide,
+    )
 
 
 def prewarm_page(

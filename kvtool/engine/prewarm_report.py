@@ -68,6 +68,7 @@ def plan_json(plan: Plan, identity: Identity, encoder: PromptEncoder) -> dict[st
             "under_used": forecast.under_used,
             "over_budget": forecast.over_budget,
             "too_deep": forecast.too_deep,
+            "not_text": forecast.not_text,
         },
         **shares_json(plan),
         "prefixes": [
@@ -230,6 +231,12 @@ def _notes(data: dict[str, Any]) -> list[str]:
         (left["under_used"], "have fewer users than --min-requests"),
     ]
     notes = [f"{count:,} blocks left out: they {reason}" for count, reason in reasons if count]
+    if left["not_text"]:
+        tokens = left["not_text"] * data["block_size"]
+        notes.append(
+            f"{left['not_text']:,} blocks ({tokens:,} tokens) left out: they hold or follow an image, sound "
+            "or file, and a server of text is never asked for them"
+        )
     notes.extend(
         f"--budget {tier}: not used, loading from it would be slower than computing"
         for tier in data["load_or_compute"]["unused"]

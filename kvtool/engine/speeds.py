@@ -38,7 +38,7 @@ def measure_speeds(
 ) -> Speeds:
     """What is given is taken (`prefill_rate` in tokens a second), the rest is measured.
 
-    folder: on the disk that the shards will be read from; a file is written to it and deleted.
+    folder: the shards', which need not be there yet; a file is written to its disk and deleted.
     """
     given = tiers or {}
     blocks = max(PREFILL_TOKENS // block_size, 1)
@@ -77,6 +77,7 @@ def _host(model: Model, arena: Arena) -> float:
 def _disk(folder: Path) -> float:
     """Bytes a second from `folder`'s disk, or from temporary files' where nothing may be written to it; the
     system is asked to forget the file before it is read."""
+    folder = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
     if not os.access(folder, os.W_OK):  # a dry run may be started anywhere
         folder = Path(tempfile.gettempdir())
     try:

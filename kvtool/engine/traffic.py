@@ -8,7 +8,7 @@ the other half is held back to judge the choice.
 import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,14 @@ class Traffic:
     protected: NDArray[np.bool_]
     probes: list[Continuation]
     gates: list[Continuation]
+
+    def behind(self, plan: Plan, kept: NDArray[np.bool_]) -> "Traffic":
+        """The same where only the rows `kept` are stored: continuations begin where those end."""
+        return replace(
+            self,
+            probes=[one for asked in self.probes for one in _begun_earlier(asked, plan, kept)],
+            gates=[one for asked in self.gates for one in _begun_earlier(asked, plan, kept)],
+        )
 
 
 def read_traffic(
@@ -96,6 +104,17 @@ def _candidate(request: Request, path: list[int], tail: TokenIds, whole: bool) -
     call = isinstance(output, dict) and bool(output.get("tool_calls") or output.get("function_call"))
     call = call and whole and len(tail) <= CALL_TAIL
     return _Candidate(request, Continuation(tuple(path), tail if call else tail[:TAIL], call))
+
+
+def _begun_earlier(asked: Continuation, plan: Plan, kept: NDArray[np.bool_]) -> list[Continuation]:
+    """The continuation behind those of its blocks that are kept, none if none is. One that calls a tool is
+    as good as any other where too much stands before the call."""
+    stored = int(kept[list(asked.rows)].sum())
+    if stored in (0, len(asked.rows)):
+        return [asked] if stored else []
+    tokens = np.concatenate([plan.tokens[list(asked.rows[stored:])].ravel(), asked.tokens])
+    call = asked.call and len(tokens) <= CALL_TAIL
+    return [Continuation(asked.rows[:stored], tokens if call else tokens[:TAIL], call)]
 
 
 class _Rows:

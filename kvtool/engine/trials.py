@@ -85,7 +85,7 @@ class Trials:
         self._runner = Runner(model, self.arena)
         self._exact: dict[int, Block] = {}
         self._restored: dict[int, tuple[BlockCodec, Block]] = {}
-        self._truth: dict[int, tuple[Tensor, TokenIds]] = {}
+        self._truth: dict[tuple[tuple[int, ...], bytes, bool], tuple[Tensor, TokenIds]] = {}
         self.tokens = 0
         """Tokens computed so far, continuations included."""
 
@@ -138,7 +138,7 @@ class Trials:
         An answer that a quantized prefix gives is the same if and only if each of its tokens, given those
         before it, is: so one forward over the exact answer compares it whole.
         """
-        key = id(asked)
+        key = (asked.rows, asked.tokens.tobytes(), asked.call)
         if key not in self._truth:
             answer: list[int] = []
             logits = self.over(exact, asked.tokens)

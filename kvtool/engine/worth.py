@@ -1,10 +1,11 @@
 """A plan with its prices on a machine: a tier pays only where loading is faster than computing."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from kvtool.analysis.load_or_compute import Speeds, Way, seconds_saved, ways
-from kvtool.analysis.plan import TIERS, Plan, PlanConfig, make_plan
+from kvtool.analysis.plan import TIERS, Plan, PlanConfig, Planner
 from kvtool.analysis.reuse_model import ReuseModel
 from kvtool.analysis.workload import Workload
 from kvtool.engine.compute.arena import block_bytes as memory_of
@@ -12,6 +13,7 @@ from kvtool.engine.compute.cost import prefill_of
 from kvtool.engine.compute.model import Model
 from kvtool.engine.storage.codec import BlockCodec, block_bytes
 from kvtool.engine.storage.identity import Identity
+from kvtool.engine.storage.layout import BlockShape
 from kvtool.errors import KvtoolError
 from kvtool.report import Column, Table
 
@@ -40,6 +42,11 @@ class Priced:
             return (
                 "no block is used by --min-requests requests of the log",
                 "kvtool analyze LOG says what keeps prompts apart; --min-requests 1 stores every block",
+            )
+        if left.not_text:
+            return (
+                "every block holds or follows a part that is not text",
+                "prewarm a log whose prompts begin with text",
             )
         if left.too_deep:
             return "every block lies beyond the model's positions", "name another --model"
@@ -104,40 +111,55 @@ class Priced:
         )
 
 
-def price(
-    workload: Workload,
-    config: PlanConfig,
-    model: Model,
-    codec: BlockCodec,
-    speeds: Speeds,
-    reuse: ReuseModel | None = None,
-) -> Priced:
-    """Plan for `model` and `codec`, and weigh loading against computing with `speeds`."""
-    shape = Identity.of_model(model, workload.block_size).shape
-    memory = memory_of(model, workload.block_size)
+@dataclass(frozen=True)
+class Prices:
+    """Plans of a log for a model, and what loading their blocks costs beside computing them with `speeds`."""
 
-    def plan_with(limits: PlanConfig) -> Plan:
-        return make_plan(
-            workload,
-            limits,
-            lambda depth: block_bytes(codec, shape, depth == 0),
-            model.config.max_positions,
-            prefill=prefill_of(model),
-            reuse=reuse,
-            memory_bytes=memory,
+    workload: Workload
+    model: Model
+    speeds: Speeds
+    reuse: ReuseModel | None = None
+
+    @cached_property
+    def shape(self) -> BlockShape:
+        """Of a block of the model's."""
+        return Identity.of_model(self.model, self.workload.block_size).shape
+
+    @cached_property
+    def _memory(self) -> int:
+        return memory_of(self.model, self.workload.block_size)
+
+    @cached_property
+    def _planner(self) -> Planner:
+        return Planner(
+            self.workload,
+            self.model.config.max_positions,
+            prefill=prefill_of(self.model),
+            reuse=self.reuse,
+            memory_bytes=self._memory,
+            decode=self.model.encoder.tokenizer.decode,
         )
 
-    first_bytes = block_bytes(codec, shape, first=True)
-    plan = plan_with(config)
-    if not len(plan):
-        return Priced(plan, speeds, [], 0.0, (), first_bytes)
-    found = ways(plan, speeds, memory)
-    slow = {way.tier for way in found if not way.pays}
-    unused = tuple(name for name in TIERS[:-1] if name in slow and name in config.budgets)
-    if unused:
-        kept = {name: size for name, size in config.budgets.items() if name not in unused}
-        plan = plan_with(replace(config, budgets=kept))
-    return Priced(plan, speeds, found, seconds_saved(plan, speeds, found), unused, first_bytes)
+    def plan(self, config: PlanConfig, codec: BlockCodec, among: Plan | None = None) -> Priced:
+        """Plan with blocks of `codec`, or with those of `among` as they are there."""
+
+        def planned(limits: PlanConfig) -> Plan:
+            return self._planner.plan(limits, lambda depth: block_bytes(codec, self.shape, depth == 0), among)
+
+        speeds = self.speeds
+        first_bytes = block_bytes(codec, self.shape, first=True)
+        if among is not None and len(among):
+            first_bytes = int(among.bytes[among.depth == 0].min())
+        plan = planned(config)
+        if not len(plan):
+            return Priced(plan, speeds, [], 0.0, (), first_bytes)
+        found = ways(plan, speeds, self._memory)
+        slow = {way.tier for way in found if not way.pays}
+        unused = tuple(name for name in TIERS[:-1] if name in slow and name in config.budgets)
+        if unused:
+            kept = {name: size for name, size in config.budgets.items() if name not in unused}
+            plan = planned(replace(config, budgets=kept))
+        return Priced(plan, speeds, found, seconds_saved(plan, speeds, found), unused, first_bytes)
 
 
 def shares_json(plan: Plan) -> dict[str, Any]:

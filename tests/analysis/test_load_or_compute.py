@@ -12,6 +12,7 @@ def plan_of(flops, expected, tier, size=2) -> Plan:
     saved = float(np.dot(flops, expected))
     return Plan(
         block_size=size,
+        node=np.arange(count),
         tenants=[""],
         tenant=np.zeros(count, np.int32),
         parent=np.arange(count) - 1,
@@ -22,7 +23,7 @@ def plan_of(flops, expected, tier, size=2) -> Plan:
         bytes=np.full(count, 40),
         flops=np.array(flops, float),
         tier=np.array(tier, np.int8),
-        forecast=Forecast(100, 0.0, 0.0, 0.0, None, 2 * count, 0, saved, 0, 0, 0, 0),
+        forecast=Forecast(100, 0.0, 0.0, 0.0, None, 2 * count, 0, saved, 0, 0, 0, 0, 0),
     )
 
 

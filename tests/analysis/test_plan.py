@@ -1,17 +1,20 @@
 """The prewarm plan against brute force: prefix-closed, within budget, best first, honestly forecast."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from kvtool.analysis.build import build_workload
 from kvtool.analysis.flops import Prefill
 from kvtool.analysis.hit_rates import hit_rates
-from kvtool.analysis.plan import TIERS, Plan, PlanConfig, make_plan
+from kvtool.analysis.plan import TIERS, Plan, PlanConfig, Planner, make_plan
 from kvtool.analysis.workload import Workload
 from kvtool.errors import KvtoolError
 from kvtool.requests import BlockIds, Request, Source
+from tests.analysis.test_plan_choice import bests, closed_sets, total
 
 
 class Ids:
@@ -208,3 +211,32 @@ def test_a_block_id_trace_is_refused():
 def test_an_empty_log_gives_an_empty_plan():
     plan = make_plan(workload_of([[1]]), PlanConfig(), ten_bytes, 1000)
     assert len(plan) == 0 and plan.forecast.hit_rate == 0
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.lists(st.integers(0, 1), max_size=10), min_size=1, max_size=8), st.integers(0, 40), st.data()
+)
+def test_a_plan_made_again_with_measured_bytes_is_as_good_as_brute_force(prompts, budget, data) -> None:
+    """A first plan takes every block for one byte; then each has the bytes that were measured."""
+    planner = Planner(workload_of(prompts), 1000, prefill=FLAT)
+    limits = PlanConfig({"disk": budget}, min_requests=1)
+    first = planner.plan(limits, lambda depth: 1)
+    assume(0 < len(first) <= 9)
+    sizes = data.draw(st.lists(st.integers(1, 9), min_size=len(first), max_size=len(first)))
+    plan = planner.plan(limits, lambda depth: 1, replace(first, bytes=np.array(sizes)))
+    row_of = {node: row for row, node in enumerate(first.node.tolist())}
+    mine = [row_of[node] for node in plan.node.tolist()]
+    assert plan.bytes.tolist() == [sizes[row] for row in mine] and total(mine, sizes) <= budget
+    value = (first.expected * first.flops).tolist()
+    parent = first.parent.tolist()
+    assert all(parent[row] < 0 or parent[row] in mine for row in mine)
+    every = [(total(some, sizes), total(some, value)) for some in closed_sets(parent)]
+    best, hull = bests(every)
+    reached = min(budget, len(best) - 1)
+    floor = max((best[low] for low in hull if low <= reached), default=0)
+    assert floor <= total(mine, value) <= best[reached]
+    open_rows = [row for row in row_of.values() if row not in mine and parent[row] in (-1, *mine)]
+    assert all(sizes[row] > budget - total(mine, sizes) for row in open_rows), "what is left holds no block"
+    counted = plan.forecast
+    assert counted.over_budget == len(planner.plan(PlanConfig(min_requests=1), ten_bytes)) - len(plan)

@@ -49,14 +49,10 @@ def total(nodes, of) -> int:
     return sum(of[node] for node in nodes)
 
 
-@settings(max_examples=200)
-@given(forests())
-def test_as_good_as_brute_force_where_groups_end_and_never_worse_than_there(forest):
-    """`hull`: the budgets at which the best set lies on the upper hull of all; between two of them
-    the choice is at least as good as at the lower one."""
-    parent, value, size = forest
-    every = [(total(some, size), total(some, value)) for some in closed_sets(parent)]
-    budgets = range(sum(size) + 1)
+def bests(every: list[tuple[int, float]]) -> tuple[list[float], list[int]]:
+    """Of sets as (size, value): the best value at each budget, and the budgets at which the best set lies on
+    the upper hull of all."""
+    budgets = range(max(weight for weight, _ in every) + 1)
     best = [max(worth for weight, worth in every if weight <= budget) for budget in budgets]
     hull = [
         budget
@@ -67,6 +63,17 @@ def test_as_good_as_brute_force_where_groups_end_and_never_worse_than_there(fore
             for right in range(budget + 1, len(budgets))
         )
     ]
+    return best, hull
+
+
+@settings(max_examples=200)
+@given(forests())
+def test_as_good_as_brute_force_where_groups_end_and_never_worse_than_there(forest):
+    """Between two budgets of the hull the choice is at least as good as at the lower one."""
+    parent, value, size = forest
+    every = [(total(some, size), total(some, value)) for some in closed_sets(parent)]
+    best, hull = bests(every)
+    budgets = range(len(best))
     for budget in budgets:
         mine = taken(parent, value, size, budget)
         assert all(parent[node] < 0 or parent[node] in mine for node in mine)

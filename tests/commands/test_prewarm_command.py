@@ -338,3 +338,63 @@ def test_an_analysis_leads_to_its_log(steady, tiny_model, branching_log, tmp_pat
 def test_roles_that_nobody_has_are_named(steady, tmp_path) -> None:
     result = kvtool(*steady, "--codec", "auto", "--protect", "system,tool-schema", "--out", tmp_path / "s")
     assert result.exit_code == 2 and "unknown role 'tool-schema'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--codec", "auto", "--max-kl", 5],
+        ["--codec", "int8"],
+        ["--codec", "auto", "--protect", "system", "--max-kl", 5],
+    ],
+)
+def test_a_budget_is_used_whatever_its_blocks_take(steady, tmp_path, options) -> None:
+    budget = 20_000
+    file = tmp_path / "plan.duckdb"
+    data = document(*steady, *options, "--budget", budget, "--out", tmp_path / "a", "-o", file)
+    most = max(row.bytes for row in open_shards(tmp_path / "a").rows)
+    assert 0 <= budget - data["bytes"] < most and data["plan"]["left_out"]["over_budget"] > 0
+    assert data["bytes"] == data["plan"]["bytes"]
+    assert data["blocks"] == data["plan"]["blocks"] and verify(tmp_path / "a") == []
+    with duckdb.connect(str(file)) as connection:
+        kept = connection.execute("SELECT hash, bytes FROM prewarm_plan ORDER BY row").fetchall()
+    assert kept == [(row.hash, row.bytes) for row in open_shards(tmp_path / "a").rows]
+    files = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    (tmp_path / "a" / "shard-00000.safetensors").unlink()
+    document(*steady, *options, "--budget", budget, "--out", tmp_path / "a")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == files
+    assert document(*steady, *options, "--budget", budget, "--out", tmp_path / "a")["up_to_date"]
+
+
+def test_a_dry_run_says_what_only_a_run_can_measure(steady, valid_json) -> None:
+    planned = document(*steady, "--codec", "auto", "--dry-run", "--budget", 20_000)
+    assert planned["plan"]["bytes"] <= 20_000 and planned["plan"]["bits_per_element"] < 9
+    (note,) = planned["notes"]
+    assert "the least of --codec auto: a run measures, and --budget holds fewer blocks" in note
+    (note,) = document(*steady, "--codec", "auto", "--dry-run")["notes"]
+    assert note.endswith("the least of --codec auto: a run measures")
+    named = document(*steady, "--codec", "int8", "--dry-run", "--budget", 20_000)
+    assert named["notes"] == [] and named["plan"]["bytes"] <= 20_000
+
+
+def test_what_follows_a_picture_is_left_out_and_said(steady, tmp_path, tiny_model, valid_json) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "https://example.com/a.png", "detail": "low"}}
+    text = {"type": "text", "text": "What is to be seen here? "}
+    row = {"messages": [{"role": "user", "content": [text, picture, text]}]}
+    log = tmp_path / "pictures.jsonl"
+    log.write_text(f"{json.dumps(row)}\n" * 3)
+    common = ["prewarm", "--model", tiny_model, "--logs", log, "--block-size", 8, *steady[7:]]
+    data = document(*common, "--out", tmp_path / "s")
+    valid_json(data)
+    shared = len("|user\n") + len(text["text"])
+    assert data["blocks"] == shared // 8
+    left = data["plan"]["left_out"]
+    assert left["not_text"] > 20 and left["under_used"] == left["over_budget"] == 0
+    told = " ".join(kvtool(*common, "--dry-run").stdout.split())
+    assert (
+        f"{left['not_text']:,} blocks ({left['not_text'] * 8:,} tokens) left out: they hold or follow" in told
+    )
+    row["messages"][0]["content"] = [picture]
+    log.write_text(f"{json.dumps(row)}\n" * 3)
+    few = kvtool(*common[:5], "--block-size", 32, *steady[7:], "--out", tmp_path / "t")
+    assert few.exit_code == 2 and "every block holds or follows a part that is not text" in few.stderr

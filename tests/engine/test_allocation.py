@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvtool.analysis.build import build_workload
-from kvtool.analysis.plan import Plan, PlanConfig, make_plan
+from kvtool.analysis.plan import Plan, PlanConfig, Planner
 from kvtool.engine import allocation
 from kvtool.engine.allocation import (
     RUNGS,
@@ -30,8 +30,9 @@ from kvtool.engine.storage.codec import Mixed, block_bytes, load_codec
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.shards import open_shards
 from kvtool.engine.storage.verify import verify
-from kvtool.engine.traffic import ROLES, Traffic, read_traffic
-from kvtool.engine.trials import Trials
+from kvtool.engine.traffic import CALL_TAIL, ROLES, Traffic, read_traffic
+from kvtool.engine.trials import TAIL, Continuation, Trials
+from kvtool.errors import KvtoolError
 from kvtool.logs.reader import open_log
 from kvtool.requests import Request
 
@@ -85,11 +86,15 @@ def requests(tmp_path_factory: pytest.TempPathFactory) -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def plan(model: Model, requests: list[Request]) -> Plan:
+def planner(model: Model, requests: list[Request]) -> Planner:
+    return Planner(build_workload(requests, model.encoder, BLOCK), POSITIONS)
+
+
+@pytest.fixture(scope="module")
+def plan(model: Model, planner: Planner) -> Plan:
     shape = Identity.of_model(model, BLOCK).shape
-    workload = build_workload(requests, model.encoder, BLOCK)
     raw = load_codec({"codec": "raw"})
-    return make_plan(workload, PlanConfig(), lambda depth: block_bytes(raw, shape, depth == 0), POSITIONS)
+    return planner.plan(PlanConfig(), lambda depth: block_bytes(raw, shape, depth == 0))
 
 
 def test_protected_are_the_blocks_of_system_and_tools(
@@ -208,6 +213,77 @@ def test_the_lowest_rung_that_holds_is_found_in_a_few_trials(plan, trials, monke
     assert sizes.tolist() == expected
     mixed = [codec for codec in found.codecs.values() if isinstance(codec, Mixed)]
     assert all(list(codec.layers) == LAYERS for codec in mixed)
+
+
+@pytest.mark.parametrize("rung", [0, 3, 8, 12])
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.9])
+def test_a_budget_is_filled_with_blocks_of_the_rung_that_is_chosen(
+    planner, plan, trials, monkeypatch, rung, share
+) -> None:
+    """Judged are the very blocks that fit; none of those left out would."""
+    traffic, running = trials
+    verdicts(monkeypatch, traffic, rung)
+    judge = allocation.judge
+    judged: list[list[tuple[int, ...]]] = []
+
+    def seen(trials: object, gates: list[Continuation], *rest: object) -> Verdict:
+        judged.append([one.rows for one in gates])
+        return judge(trials, gates, *rest)
+
+    monkeypatch.setattr(allocation, "judge", seen)
+    fitted: list[tuple[np.ndarray, Plan]] = []
+    budget = int(share * plan.bytes.sum() / 4)
+
+    def fit(sizes: np.ndarray) -> Plan:
+        again = planner.plan(PlanConfig({"disk": budget}), lambda depth: 0, replace(plan, bytes=sizes))
+        fitted.append((sizes, again))
+        return again
+
+    found = allocation.allocate(plan, traffic, running, PROFILE, 1.0, fit=fit)
+    (sizes,) = [sizes for sizes, again in fitted if again is found.plan]
+    small = found.plan
+    assert found.verdict.holds and len(found.names) == len(found.kl) == len(small) > 0
+    assert found.sizes(small, running.shape).tolist() == small.bytes.tolist()
+    kept = np.isin(plan.node, small.node)
+    left = budget - int(small.bytes.sum())
+    assert left >= 0 and small.bytes.tolist() == [
+        int(sizes[plan.node == node][0]) for node in small.node.tolist()
+    ]
+    for row in np.flatnonzero(~kept):
+        if plan.parent[row] < 0 or kept[plan.parent[row]]:
+            assert sizes[row] > left
+    assert [one.rows for one in traffic.behind(plan, kept).gates] in judged
+
+
+def test_a_budget_without_room_for_a_block_is_refused(planner, plan, trials) -> None:
+    traffic, running = trials
+    with pytest.raises(KvtoolError, match="behind the blocks that fit --budget"):
+        allocation.allocate(
+            plan,
+            traffic,
+            running,
+            PROFILE,
+            1.0,
+            fit=lambda sizes: planner.plan(
+                PlanConfig({"disk": 9}), lambda depth: 0, replace(plan, bytes=sizes)
+            ),
+        )
+
+
+def test_continuations_begin_where_the_stored_blocks_end(plan, model, requests) -> None:
+    traffic = read_traffic(plan, requests, model.encoder, [], POSITIONS)
+    encoded = {tuple(tokens.tolist()) for tokens in model.encoder.encode(requests)}
+    for kept_depth in (0, 1, 5, int(plan.depth.max())):
+        seen = traffic.behind(plan, plan.depth <= kept_depth)
+        assert len(seen.gates) == len(traffic.gates)
+        for before, one in zip(traffic.gates, seen.gates, strict=True):
+            assert len(one.rows) == min(len(before.rows), kept_depth + 1)
+            asked = (*plan.tokens[list(one.rows)].ravel().tolist(), *one.tokens.tolist())
+            assert any(whole[: len(asked)] == asked for whole in encoded)
+            assert (asked in encoded) if one.call else len(one.tokens) <= TAIL
+            between = (len(before.rows) - len(one.rows)) * BLOCK + len(before.tokens)
+            assert one.call == (before.call and between <= CALL_TAIL)
+    assert not traffic.behind(plan, plan.depth < 0).gates
 
 
 def test_rungs_take_more_and_more_bytes() -> None:

@@ -116,7 +116,7 @@ def test_another_answer_is_noticed(tiny_model: Path) -> None:
         prompt = np.array([*plan.tokens.ravel().tolist(), *tokens], np.uint32)
         tokens.append(int(trials._runner.step([Chunk(prompt, 0, range(8), 1)])[0].argmax()))
     assert tokens[len(asked.tokens) :] == right
-    truth, _ = trials._truth[id(asked)]
+    truth, _ = trials._truth[asked.rows, asked.tokens.tobytes(), asked.call]
     place = len(asked.tokens) + len(right) // 2
     truth[place - 1, :] = truth[
         place - 1, torch.randperm(truth.shape[1], generator=torch.Generator().manual_seed(1))

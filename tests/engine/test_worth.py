@@ -13,7 +13,7 @@ from kvtool.engine.compute.load import load_model
 from kvtool.engine.compute.model import Model
 from kvtool.engine.speeds import measure_speeds
 from kvtool.engine.storage.codec import load_codec
-from kvtool.engine.worth import price
+from kvtool.engine.worth import Prices
 from kvtool.errors import KvtoolError
 from kvtool.logs.reader import open_log
 
@@ -68,16 +68,16 @@ def test_a_codec_or_tier_that_is_slower_than_computing_is_not_used(model: Model,
     limits = PlanConfig({"host": 4 * 16 * 2 * 2 * 16 * 4, "disk": 10**9})
     rate = prefill_of(model).linear * 1e4  # about 10,000 tokens a second
     fast = Speeds(rate, {"host": 1e9, "disk": 1e8}, decode=0.0)
-    priced = price(workload, limits, model, RAW, fast)
+    priced = Prices(workload, model, fast).plan(limits, RAW)
     assert [way.pays for way in priced.ways] == [True, True] and priced.unused == ()
     assert priced.seconds_saved > 0 and (priced.plan.tier == 1).sum() == 4
     priced.require_gain("raw")
-    slow_disk = price(workload, limits, model, RAW, Speeds(rate, {"host": 1e9, "disk": 1e5}, 0.0))
+    slow_disk = Prices(workload, model, Speeds(rate, {"host": 1e9, "disk": 1e5}, 0.0)).plan(limits, RAW)
     with pytest.raises(KvtoolError, match=r"--codec raw: a token takes \d+ µs to load from disk and \d+"):
         slow_disk.require_gain("raw")
-    slow_host = price(workload, limits, model, RAW, Speeds(rate, {"host": 1e5, "disk": 1e9}, 0.0))
+    slow_host = Prices(workload, model, Speeds(rate, {"host": 1e5, "disk": 1e9}, 0.0)).plan(limits, RAW)
     assert slow_host.unused == ("host",) and (slow_host.plan.tier == 2).all()
-    slow_decode = price(workload, limits, model, RAW, Speeds(rate, fast.tiers, decode=1.0))
+    slow_decode = Prices(workload, model, Speeds(rate, fast.tiers, decode=1.0)).plan(limits, RAW)
     assert [way.pays for way in slow_decode.ways] == [True, False]
 
 
@@ -89,7 +89,7 @@ def test_a_codec_or_tier_that_is_slower_than_computing_is_not_used(model: Model,
     ],
 )
 def test_an_empty_plan_has_no_prices_and_says_why(model: Model, workload, limits, why) -> None:
-    priced = price(workload, limits, model, RAW, Speeds(1.0, {}, 0.0))
+    priced = Prices(workload, model, Speeds(1.0, {}, 0.0)).plan(limits, RAW)
     assert priced.ways == [] and priced.seconds_saved == 0
     with pytest.raises(KvtoolError, match=f"nothing to prewarm, the plan is empty: {why}") as caught:
         priced.require_gain("raw")
@@ -98,7 +98,7 @@ def test_an_empty_plan_has_no_prices_and_says_why(model: Model, workload, limits
 
 def test_prompts_below_a_block_are_named(model: Model, branching_log: Path) -> None:
     short = build_workload(list(open_log([str(branching_log)]))[:1], model.encoder, 1024)
-    priced = price(short, PlanConfig(), model, RAW, Speeds(1.0, {}, 0.0))
+    priced = Prices(short, model, Speeds(1.0, {}, 0.0)).plan(PlanConfig(), RAW)
     assert priced.emptiness() == (
         "no prompt is longer than a block of 1024 tokens",
         "give a smaller --block-size",
