@@ -17,6 +17,12 @@ def upload(values: Tensor, device: torch.device) -> Tensor:
     return values.pin_memory().to(device, non_blocking=True)
 
 
+def download(values: Tensor) -> Tensor:
+    """`values` on the host, in page-locked memory that is filled when their stream has come so far."""
+    pinned = values.device.type == "cuda"
+    return torch.empty(values.shape, dtype=values.dtype, pin_memory=pinned).copy_(values, non_blocking=True)
+
+
 def on(device: torch.device) -> AbstractContextManager[object]:
     """Kernels and captures inside go to `device`: unlike torch's own operations they take the current one."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

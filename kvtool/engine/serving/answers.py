@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtool.engine.serving.generation import Delta, FinishReason, TokenLogprob, Usage
+from kvtool.engine.compute.logprobs import TokenLogprob
+from kvtool.engine.serving.generation import Delta, FinishReason, Usage
 from kvtool.engine.serving.text import StopFilter
 from kvtool.engine.serving.tool_calls import OPEN, ToolCall, parse_tool_calls
 

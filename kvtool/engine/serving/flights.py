@@ -2,20 +2,20 @@
 
 Where the device computes beside the host, a step is launched before the one before is taken in, which then
 costs no time: the device has work. An answer that ends with a token is so computed one token too far; that
-token is dropped. A choice that is made on the host, or that reports how likely it was, needs the step's
-logits before they are overwritten: such a step is taken in before the next one is planned.
+token is dropped. A choice that is made on the host needs the step's logits before they are overwritten: such
+a step is taken in before the next one is planned.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from kvtool.cache.tiers import TieredLease, TieredPool
+from kvtool.engine.compute.logprobs import TokenLogprob
 from kvtool.engine.compute.runner import Chunk
-from kvtool.engine.serving.choosing import Plain
+from kvtool.engine.serving.choosing import Rules
 from kvtool.engine.serving.generation import Generation
 from kvtool.engine.serving.rates import Rates
 from kvtool.engine.serving.steps import Ask, Step, Steps
@@ -23,8 +23,8 @@ from kvtool.engine.serving.steps import Ask, Step, Steps
 Publish = Callable[[Generation], None]
 """Full blocks of a request become hits for others."""
 
-Accept = Callable[[Generation, int, Any], None]
-"""A request's next token, and its logits [vocab]."""
+Accept = Callable[[Generation, int, TokenLogprob | None], None]
+"""A request's next token, and how likely it was if the request wants to know."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,8 +74,7 @@ class Flights:
     def land_unless_foreseen(self) -> None:
         """Take the step in if the next one cannot be planned without what comes of it."""
         if self._flight is not None and not all(
-            isinstance(request.choose, Plain) and request.top_logprobs is None
-            for request in self._flight.rows
+            isinstance(request.choose, Rules) for request in self._flight.rows
         ):
             self.land()
 
@@ -119,7 +118,7 @@ class Flights:
         chunks = [self._chunk(request, count) for request, count in batch]
         asking = [request for (request, _), chunk in zip(batch, chunks, strict=True) if chunk.want_logits]
         begun = self._clock()
-        step = self._steps.launch(chunks, [_ask(request) for request in asking])
+        step = self._steps.launch(chunks, [self._ask(request) for request in asking])
         for request, count in batch:
             request.computed += count
         for request in asking:
@@ -128,7 +127,7 @@ class Flights:
 
     def _take_in(self, flight: Flight) -> None:
         """Publish what a step filled and hand out the tokens that it chose."""
-        tokens = flight.step.tokens()
+        chosen = flight.step.chosen()
         now = self._clock()
         self._rates.computed(sum(flight.batch.values()), now - max(flight.begun, self._landed))
         self._landed = now
@@ -143,7 +142,7 @@ class Flights:
             self._publish(request)
             if row is not None:
                 request.pending -= 1
-                self._accept(request, tokens[row], flight.step.logits[row])
+                self._accept(request, *chosen[row])
 
     def _release(self, flight: Flight) -> None:
         for lease, length in flight.released:
@@ -164,7 +163,14 @@ class Flights:
             follows=follows,
         )
 
-
-def _ask(request: Generation) -> Ask:
-    generated = () if isinstance(request.choose, Plain) else request.generated
-    return Ask(request.choose, request.chosen, generated)
+    def _ask(self, request: Generation) -> Ask:
+        """Before the request is noted as pending in the step that is asked."""
+        choose, looks = request.choose, True
+        if isinstance(choose, Rules):
+            looks = choose.edits.penalizes
+        follows = None
+        if request.pending:
+            assert self._flight is not None
+            follows = self._flight.rows[request]
+        generated = request.generated if looks else ()
+        return Ask(choose, request.chosen, generated, follows, request.top_logprobs)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from kvtool.blocks import BlockHash, TokenIds
 from kvtool.cache.tiers import TieredLease
+from kvtool.engine.compute.logprobs import TokenLogprob
 from kvtool.engine.serving.text import Detokenizer, StopFilter
 
 FinishReason = Literal["stop", "length", "cancelled", "failed"]
@@ -30,16 +31,7 @@ class Delta:
     text: str
     finish: FinishReason | None = None
     usage: Usage | None = None
-    logprobs: "tuple[TokenLogprob, ...]" = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """A token that was chosen, with the likeliest ones at its place: (token id, natural log)."""
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(slots=True, eq=False)

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from kvtool.blocks import TokenIds
+from kvtool.engine.compute.edits import Edits
 from kvtool.engine.compute.sampler import Sampling
 from kvtool.engine.serving.api import ApiError, ChatRequest, CompletionRequest
-from kvtool.engine.serving.choosing import chooser
+from kvtool.engine.serving.choosing import Rules
 from kvtool.engine.serving.constraint import Grammars
 from kvtool.engine.serving.engine import Engine
 from kvtool.engine.serving.generation import Delta, Generation
@@ -187,7 +188,7 @@ class Intake:
     ) -> list[Generation]:
         engine, model = self._engine, self._engine.model
         root = engine.root(tenant, body.cache_salt)
-        bias = self._bias(body.logit_bias)
+        edits = Edits(self._bias(body.logit_bias), body.frequency_penalty, body.presence_penalty)
         seed = secrets.randbits(63) if body.seed is None else body.seed
         temperature = 1.0 if body.temperature is None else body.temperature
         if temperature < COLD:
@@ -204,7 +205,7 @@ class Intake:
                     min_p=body.min_p or 0.0,
                     seed=(seed + number) % (1 << 64),
                 )
-                choose = chooser(sampling, bias, body.frequency_penalty, body.presence_penalty)
+                choose = Rules(sampling, edits)
                 generation = Generation(
                     prompt=prompt,
                     root=root,

@@ -12,14 +12,13 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
 from kvtool.blocks import reusable_blocks
 from kvtool.cache.index import BlockIndex
 from kvtool.cache.tiers import Tier, TieredPool
-from kvtool.engine.serving.choosing import logprob_of
+from kvtool.engine.compute.logprobs import TokenLogprob
 from kvtool.engine.serving.flights import Flights
 from kvtool.engine.serving.foresight import Foresight, Session
 from kvtool.engine.serving.generation import Generation
@@ -385,9 +384,7 @@ class Scheduler:
                 break
         self.pool.commit(lease, upto)
 
-    def _accept(self, request: Generation, token: int, logits: Any) -> None:
-        top = request.top_logprobs
-        logprob = None if top is None else logprob_of(logits, token, top)
+    def _accept(self, request: Generation, token: int, logprob: TokenLogprob | None) -> None:
         self.counts["generated_tokens"] += 1
         request.accept(token, logprob)
         if request.finish is not None:

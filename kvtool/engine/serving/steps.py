@@ -2,7 +2,7 @@
 
 On a GPU the host does not wait: while a step runs, the next one is prepared and queued behind it. Its
 decodes take their tokens from the step before on the device (`Chunk.follows`), so nothing of it depends on
-the host. What does depend on it is a choice made here (see `Ask.ahead`).
+the host. What does depend on it is a choice made here (see `Ask.on_device`).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,41 +12,56 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kvtool.engine.compute.device import on
+from kvtool.engine.compute.device import download, on, upload
+from kvtool.engine.compute.edits import Answer, edited
+from kvtool.engine.compute.logprobs import Logprobs, TokenLogprob, logprobs_of
 from kvtool.engine.compute.runner import Chunk, Runner
-from kvtool.engine.compute.sampler import GREEDY, sample
-from kvtool.engine.serving.choosing import Plain
+from kvtool.engine.compute.sampler import GREEDY
+from kvtool.engine.serving.choosing import Rules
 from kvtool.engine.serving.generation import Choose
+
+Chosen = tuple[int, TokenLogprob | None]
+"""A token, and how likely it was where that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
     """How one row of logits becomes a token: `index` counts the answer's tokens before it.
 
-    generated: those tokens, for a choice that looks at them; a plain one does not.
+    generated: those of them that are known here, for a choice that looks at them. follows: one more, which
+    is this one of those that the step before has chosen. top_logprobs: likeliest tokens to report, None for
+    no report.
     """
 
     choose: Choose
     index: int
     generated: Sequence[int] = ()
+    follows: int | None = None
+    top_logprobs: int | None = None
 
-    def __call__(self, logits: Any) -> int:
-        """The row's token, chosen on the host."""
-        if isinstance(self.choose, Plain):
-            return sample(logits, self.choose.sampling, self.index)
-        return self.choose(logits, self.generated)
+    @property
+    def on_device(self) -> bool:
+        """Whether the device can choose."""
+        return isinstance(self.choose, Rules)
+
+    def __call__(self, logits: Any) -> Chosen:
+        """The row's token, chosen on the host from logits [vocab]."""
+        assert self.follows is None
+        if isinstance(self.choose, Rules):
+            token = self.choose.token(logits, self.generated, self.index)
+        else:
+            token = self.choose(logits, self.generated)
+        if self.top_logprobs is None:
+            return token, None
+        found = logprobs_of(logits[None], torch.tensor([token], device=logits.device), [self.top_logprobs])
+        return token, found.of(0, token, self.top_logprobs)
 
 
 class Step(Protocol):
     """A step that was launched."""
 
-    @property
-    def logits(self) -> Any:
-        """Logits [rows asked for, vocab], valid until the next launch."""
-        ...
-
-    def tokens(self) -> list[int]:
-        """The chosen tokens; waits for the step."""
+    def chosen(self) -> list[Chosen]:
+        """What was chosen, for each row asked for; waits for the step."""
         ...
 
 
@@ -72,19 +87,18 @@ class AtOnce:
     def launch(self, chunks: Sequence[Chunk], asked: Sequence[Ask]) -> "Done":
         """Tokens are chosen one by one."""
         logits = self._forward(chunks)
-        return Done(logits, [ask(logits[row]) for row, ask in enumerate(asked)])
+        return Done([ask(logits[row]) for row, ask in enumerate(asked)])
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
     """A step that is over."""
 
-    logits: Any
-    chosen: list[int]
+    found: list[Chosen]
 
-    def tokens(self) -> list[int]:
+    def chosen(self) -> list[Chosen]:
         """There is nothing to wait for."""
-        return self.chosen
+        return self.found
 
 
 class Queued:
@@ -104,36 +118,55 @@ class Queued:
     def _launch(self, chunks: Sequence[Chunk], asked: Sequence[Ask]) -> "Flying":
         from kvtool.engine.compute.kernels.choose import choose
 
-        logits = self._runner.step(chunks, self._last)
-        on_gpu = logits.device.type == "cuda"
-        self._last = None
-        tokens = torch.empty(len(asked), dtype=torch.int64, pin_memory=on_gpu)
+        previous, self._last = self._last, None
+        logits = self._runner.step(chunks, previous)
+        tokens = torch.empty(0, dtype=torch.int64)
+        likely: dict[int, int] = {}
+        logprobs: Logprobs | None = None
         if asked:
-            plain = [ask.choose.sampling if isinstance(ask.choose, Plain) else GREEDY for ask in asked]
-            indexes = [ask.index for ask in asked]
-            self._last = choose(logits.contiguous(), list(zip(plain, indexes, strict=True)))
-            tokens.copy_(self._last, non_blocking=True)
-        done = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+            rules = [ask.choose if isinstance(ask.choose, Rules) else Rules(GREEDY) for ask in asked]
+            answers = [
+                Answer(rule.edits, ask.generated, ask.follows) for rule, ask in zip(rules, asked, strict=True)
+            ]
+            rows = [(rule.sampling, ask.index) for rule, ask in zip(rules, asked, strict=True)]
+            self._last = choose(edited(logits, answers, previous).contiguous(), rows)
+            tokens = download(self._last)
+            wanting = [row for row, ask in enumerate(asked) if ask.on_device and ask.top_logprobs is not None]
+            if wanting:
+                some = upload(torch.tensor(wanting), logits.device)
+                tops = [asked[row].top_logprobs or 0 for row in wanting]
+                logprobs = logprobs_of(logits[some], self._last[some], tops)
+                likely = {row: place for place, row in enumerate(wanting)}
+        done = torch.cuda.Event() if logits.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         if done is not None:
             done.record()
-        return Flying(logits, asked, tokens, done)
+        return Flying(logits, asked, tokens, logprobs, likely, done)
 
 
 @dataclass(frozen=True, slots=True)
 class Flying:
-    """A step that may still be running. `chosen` int64 [rows] in page-locked memory is filled when `done`."""
+    """A step that may still be running: what is on the host is there when it is `done`.
+
+    logits: valid until the next launch. tokens: int64 [rows]. likely: rows of `logprobs` by rows asked for.
+    """
 
     logits: Tensor
     asked: Sequence[Ask]
-    chosen: Tensor
+    tokens: Tensor
+    logprobs: Logprobs | None
+    likely: dict[int, int]
     done: torch.cuda.Event | None
 
-    def tokens(self) -> list[int]:
+    def chosen(self) -> list[Chosen]:
         """Waits for the step, the only time that the host does, and makes the choices that are its own."""
         if self.done is not None:
             self.done.synchronize()
-        tokens: list[int] = self.chosen.tolist()
-        for row, ask in enumerate(self.asked):
-            if not isinstance(ask.choose, Plain):
-                tokens[row] = ask(self.logits[row])
-        return tokens
+        found: list[Chosen] = []
+        for row, (token, ask) in enumerate(zip(self.tokens.tolist(), self.asked, strict=True)):
+            if not ask.on_device:
+                found.append(ask(self.logits[row]))
+            elif self.logprobs is not None and ask.top_logprobs is not None:
+                found.append((token, self.logprobs.of(self.likely[row], token, ask.top_logprobs)))
+            else:
+                found.append((token, None))
+        return found

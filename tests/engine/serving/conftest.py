@@ -13,10 +13,9 @@ from kvtool.cache.index import BlockIndex
 from kvtool.cache.policies import POLICIES
 from kvtool.cache.tiers import Move, Tier, TieredPool
 from kvtool.engine.compute.runner import Chunk
-from kvtool.engine.serving.choosing import Plain
 from kvtool.engine.serving.generation import Choose, Delta, Generation
 from kvtool.engine.serving.scheduler import Limits, Scheduler
-from kvtool.engine.serving.steps import Ask, AtOnce
+from kvtool.engine.serving.steps import Ask, AtOnce, Chosen
 from kvtool.engine.serving.text import Detokenizer, StopFilter
 from kvtool.engine.storage.outlook import Outlook
 from kvtool.tokens import BytesTokenizer
@@ -157,6 +156,7 @@ class FakeStream:
         self.flying: list[FakeStep] = []
         self.launched = 0
         self.overlapped = 0
+        self.asks: list[Ask] = []
         memory.stream = self
 
     def launch(self, chunks: Sequence[Chunk], asked: Sequence[Ask]) -> "FakeStep":
@@ -168,6 +168,7 @@ class FakeStream:
                     assert same and other.slots[place : place + 1] == [slot], "a slot has two writers"
         step = FakeStep(self, list(chunks), list(asked), before)
         self.flying.append(step)
+        self.asks += asked
         assert len(self.flying) <= 2
         self.launched += 1
         self.queue.append(step.run)
@@ -210,18 +211,13 @@ class FakeStep:
             known.append(chunk)
         self.answers = self.stream.memory.forward(known)
 
-    @property
-    def logits(self) -> list[int]:
-        assert self.answers is not None
-        return self.answers
-
-    def tokens(self) -> list[int]:
+    def chosen(self) -> list[Chosen]:
         self.stream.overlapped += self.stream.flying[-1] is not self
         while self.answers is None:
             self.stream.queue.popleft()()
         self.stream.flying.remove(self)
         return [
-            answer if isinstance(ask.choose, Plain) else ask(answer)
+            (answer, None) if ask.on_device else ask(answer)
             for answer, ask in zip(self.answers, self.asked, strict=True)
         ]
 
@@ -278,7 +274,7 @@ class FakeEngine:
         priority: int = 0,
         choose: Choose | None = None,
     ) -> Answered:
-        """choose: by default what the model says; on a stream `Plain`, which it may choose by itself."""
+        """choose: by default what the model says; on a stream `Rules`, which it may choose by itself."""
         answered = Answered.__new__(Answered)
         answered.deltas = []
         answered.request = Generation(

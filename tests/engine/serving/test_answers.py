@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from kvtool.engine.compute.logprobs import TokenLogprob
 from kvtool.engine.serving.answers import ChatAnswer, TextAnswer, usage_object
-from kvtool.engine.serving.generation import Delta, TokenLogprob, Usage
+from kvtool.engine.serving.generation import Delta, Usage
 
 CALL = 'I look.\n<tool_call>\n{"name": "find", "arguments": {"q": 1}}\n</tool_call>'
 

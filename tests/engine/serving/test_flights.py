@@ -7,13 +7,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvtool.engine.compute.edits import Edits
 from kvtool.engine.compute.sampler import GREEDY
-from kvtool.engine.serving.choosing import Plain
+from kvtool.engine.serving.choosing import Rules
 from kvtool.engine.serving.scheduler import Limits
 
 Make = Callable[..., Any]
 Answer = Callable[[Sequence[int], int], list[int]]
-ON_DEVICE = Plain(GREEDY)
+ON_DEVICE = Rules(GREEDY)
 END = 7
 
 
@@ -53,6 +54,25 @@ def test_an_answer_that_ends_with_a_token_costs_one_more(fake_engine: Make, answ
     assert counts[1]["dropped_tokens"] == 1 and counts[0]["dropped_tokens"] == 0
     for name in ("computed_tokens", "steps"):
         assert counts[1][name] == counts[0][name] + 1
+
+
+def test_bias_penalties_and_logprobs_wait_no_longer_than_a_plain_choice(
+    fake_engine: Make, answer: Answer
+) -> None:
+    engine = fake_engine(device=32, ahead=True)
+    prompt = lengths(answer, [[n, n] for n in range(100, 140)], 9)[False]
+    rules = Rules(GREEDY, Edits({3: 1.0}, frequency_penalty=0.5, presence_penalty=0.1))
+    asked = engine.ask(prompt, 9, choose=rules)
+    asked.request.top_logprobs = 2
+    engine.run()
+    assert engine.memory.stream.overlapped == 8
+    known = answer(prompt, 9)
+    # The token in the air is named by its place; what came before it is known on the host.
+    assert [list(ask.generated) for ask in engine.memory.stream.asks] == [
+        known[: max(n - 1, 0)] for n in range(9)
+    ]
+    assert [ask.follows for ask in engine.memory.stream.asks] == [None] + [0] * 8
+    assert [ask.index for ask in engine.memory.stream.asks] == list(range(9))
 
 
 def test_a_choice_that_is_made_on_the_host_is_waited_for(fake_engine: Make, answer: Answer) -> None:

@@ -12,7 +12,7 @@ from kvtool.cache.pool import Lease
 from kvtool.cache.reuse_table import DEPTH, OUTPUT, USES, ReuseTable
 from kvtool.cache.tiers import Staging, Tier, TieredLease, TieredPool
 from kvtool.engine.compute.sampler import GREEDY
-from kvtool.engine.serving.choosing import Plain
+from kvtool.engine.serving.choosing import Rules
 from kvtool.engine.serving.scheduler import Limits
 
 Make = Callable[..., Any]
@@ -148,7 +148,7 @@ def serve(fake_engine: Make, policy: Policy, device: int, host: int, ahead: bool
     engine = fake_engine(device=device, pool=pool, limits=Limits(16, 3), ahead=ahead)
     for number in range(40):
         prompt = [number % 3] * (5 + number % 7) + [number % 5, number % 2, 9]
-        engine.ask(prompt, 6, session=f"s{number % 4}", choose=Plain(GREEDY) if ahead else None)
+        engine.ask(prompt, 6, session=f"s{number % 4}", choose=Rules(GREEDY) if ahead else None)
         if number % 3:
             engine.scheduler.step()
     engine.run()

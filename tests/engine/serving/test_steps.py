@@ -14,15 +14,16 @@ from kvtool.cache.index import BlockIndex
 from kvtool.cache.policies import POLICIES
 from kvtool.cache.tiers import TieredPool
 from kvtool.engine.compute.arena import Arena
+from kvtool.engine.compute.edits import Edits
 from kvtool.engine.compute.load import load_model
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.quantized_arena import QuantizedArena
 from kvtool.engine.compute.runner import Chunk, Runner
 from kvtool.engine.compute.sampler import GREEDY, Sampling
-from kvtool.engine.serving.choosing import chooser
+from kvtool.engine.serving.choosing import Rules
 from kvtool.engine.serving.generation import Delta, Generation
 from kvtool.engine.serving.scheduler import Limits, Scheduler
-from kvtool.engine.serving.steps import Ask, AtOnce, Queued, Steps
+from kvtool.engine.serving.steps import Ask, AtOnce, Chosen, Queued, Steps
 from kvtool.engine.serving.text import Detokenizer, StopFilter
 from kvtool.engine.storage.codec import load_codec
 from kvtool.engine.storage.identity import Identity
@@ -50,29 +51,56 @@ class Logits:
         return self.logits
 
 
-def chosen(logits: torch.Tensor, asked: list[Ask]) -> list[int]:
+def launched(logits: torch.Tensor, asked: list[Ask]) -> list[Chosen]:
     queued = Queued(Logits(logits))  # type: ignore[arg-type]
-    return queued.launch([], asked).tokens()
+    return queued.launch([], asked).chosen()
 
 
-def test_greedy_and_edited_rows_are_those_of_the_cpu() -> None:
-    logits = torch.randn(4, 500, generator=torch.Generator().manual_seed(3))
+def chosen(logits: torch.Tensor, asked: list[Ask]) -> list[int]:
+    return [token for token, _ in launched(logits, asked)]
+
+
+def test_greedy_rows_of_all_kinds_are_those_of_the_cpu() -> None:
+    logits = torch.randn(5, 500, generator=torch.Generator().manual_seed(3))
+    first = int(logits[2].argmax())
     asked = [
-        Ask(chooser(GREEDY), 0),
-        Ask(chooser(GREEDY, bias={7: 100.0}), 1, [1]),
-        Ask(chooser(Sampling(temperature=0.9, seed=4), frequency_penalty=0.5), 2, [2, 2]),
-        Ask(chooser(GREEDY), 2),
+        Ask(Rules(GREEDY), 0),
+        Ask(Rules(GREEDY, Edits({7: 100.0})), 1),
+        Ask(Rules(GREEDY, Edits(frequency_penalty=2.0)), 2, [first, first], top_logprobs=3),
+        Ask(lambda logits, generated: int(logits.argmin()) + len(generated), 2, [5, 5], top_logprobs=1),
+        Ask(Rules(GREEDY), 2, top_logprobs=0),
     ]
-    assert chosen(logits, asked) == AtOnce(lambda _: logits).launch([], asked).tokens()
-    assert chosen(logits, asked)[1] == 7
+    found = launched(logits, asked)
+    assert found == AtOnce(lambda _: logits).launch([], asked).chosen()
+    tokens = [token for token, _ in found]
+    assert tokens[1] == 7 and tokens[2] != first and tokens[3] == int(logits[3].argmin()) + 2
+    logprobs = [logprob for _, logprob in found]
+    assert logprobs[:2] == [None, None]
+    truth = logits[2].double().log_softmax(-1)  # of the model, not of what the penalties left
+    assert logprobs[2].token == tokens[2] and logprobs[2].top[0][0] == first
+    assert logprobs[2].logprob == pytest.approx(float(truth[tokens[2]]), abs=1e-5)
+    assert [token for token, _ in logprobs[2].top] == truth.topk(3).indices.tolist()
+    assert [len(each.top) for each in logprobs[3:]] == [1, 0]
+
+
+def test_a_penalty_counts_the_token_that_the_host_does_not_know_yet() -> None:
+    """Two steps in a row, the second launched before the first one's tokens were read."""
+    logits = torch.zeros(2, 300)
+    logits[:, [20, 10, 30]] = torch.tensor([9.0, 8.5, 8.2])
+    queued = Queued(Logits(logits))  # type: ignore[arg-type]
+    rules = Rules(GREEDY, Edits(presence_penalty=1.0))
+    first = queued.launch([], [Ask(Rules(GREEDY), 0), Ask(rules, 1, [10])])
+    second = queued.launch([], [Ask(rules, 2, [10], follows=1), Ask(Rules(GREEDY), 1, follows=0)])
+    assert [token for token, _ in first.chosen()] == [20, 20]
+    assert [token for token, _ in second.chosen()] == [30, 20]
 
 
 def test_a_seeded_row_is_the_same_beside_others_and_moves_on_with_its_answer() -> None:
     logits = torch.randn(1, 500, generator=torch.Generator().manual_seed(4)).expand(3, 500)
-    warm = chooser(WARM)
+    warm = Rules(WARM)
     alone = chosen(logits[:1], [Ask(warm, 0)])
-    mixed = chosen(logits, [Ask(chooser(GREEDY), 0), Ask(chooser(GREEDY, bias={1: -1.0}), 0), Ask(warm, 0)])
-    assert mixed[2:] == alone
+    beside = [Ask(Rules(GREEDY), 0), Ask(Rules(GREEDY, Edits({1: -1.0})), 0), Ask(warm, 0)]
+    assert chosen(logits, beside)[2:] == alone
     assert len({chosen(logits[:1], [Ask(warm, index)])[0] for index in range(12)}) > 3
 
 
@@ -113,16 +141,16 @@ def answers(
     scheduler = Scheduler(steps, pool, index, store, Limits(32, 4), lambda: float(next(ticks)))
     kinds = [
         {},
-        {"choose": chooser(GREEDY, bias={65: 5.0})},
+        {"choose": Rules(GREEDY, Edits({65: 5.0}))},
         {"top_logprobs": 2},
-        {"choose": chooser(GREEDY, frequency_penalty=1.0)},
+        {"choose": Rules(GREEDY, Edits(frequency_penalty=1.0))},
         {},
         {"max_tokens": 1},
     ]
     found: list[Any] = []
     for number, kind in enumerate(kinds):
         deltas: list[Delta] = []
-        fields = {"choose": chooser(GREEDY), "max_tokens": tokens, **kind}
+        fields = {"choose": Rules(GREEDY), "max_tokens": tokens, **kind}
         request = Generation(
             prompt=np.frombuffer(b"the same words " * 2 + bytes([65 + number]) * 5, np.uint8).astype(
                 np.uint32
