@@ -55,7 +55,7 @@ def followed(tokens: Tensor, follows: Tensor, previous: Tensor) -> Tensor:
 
 
 Forward = Callable[[Tensor, Tensor, Tensor, DecodeTiles], Tensor]
-"""(tokens [n], positions [n], writes [n], tiles) -> logits [n, vocab], all on the device."""
+"""(tokens [n], positions [n], writes [n], tiles) -> logits [n, vocab] of any dtype, all on the device."""
 
 
 class DecodeGraphs:
@@ -68,20 +68,25 @@ class DecodeGraphs:
         block_size: int,
         kv_heads: int,
         most_tokens: int,
-        processors: int,
+        at_once: int,
     ) -> None:
-        """kv_heads: fewest of any layer. most_tokens: the longest sequence."""
+        """kv_heads: fewest of any layer. most_tokens: the longest sequence. at_once: programs of decodes that
+        the device runs at a time."""
         self._forward = forward
         self._device = device
         self._block_size = block_size
         self._kv_heads = kv_heads
         self._most_tokens = most_tokens
-        self._processors = processors
+        self._at_once = at_once
         self._graphs: dict[tuple[int, int], _Graph] = {}
         self._memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._logits: dict[int, Tensor] = {}
 
     def run(self, batch: DecodeBatch) -> Tensor:
-        """Logits [n, vocab] float32 on the device, valid until the next run."""
+        """Logits [n, vocab] float32 on the device, valid until the next run.
+
+        Graphs of one size have one place for them: that of a graph of its own would be held for good.
+        """
         rows = batch.inputs.shape[1]
         size = next(size for size in SIZES if size >= rows)
         longest = int(batch.inputs[1].max()) + 1
@@ -91,10 +96,10 @@ class DecodeGraphs:
         bucket = min(bucket, -(-self._most_tokens // self._block_size) * self._block_size)
         if (size, bucket) not in self._graphs:
             self._graphs[size, bucket] = self._make(size, bucket)
-        return self._graphs[size, bucket].run(batch)[:rows]
+        return self._graphs[size, bucket].run(batch, self._logits)[:rows].float()
 
     def _make(self, size: int, bucket: int) -> "_Graph":
-        pieces = splits(size * self._kv_heads, bucket, self._processors)
+        pieces = splits(size * self._kv_heads, bucket, self._at_once)
         return _Graph(self._forward, self._device, size, bucket, self._block_size, pieces, self._memory)
 
 
@@ -127,18 +132,17 @@ class _Graph:
         self._block_size = block_size
         self._memory = memory
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._logits = torch.empty(0)
         self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
 
-    def run(self, batch: DecodeBatch) -> Tensor:
+    def run(self, batch: DecodeBatch, outputs: dict[int, Tensor]) -> Tensor:
+        """outputs: where graphs of each size leave their logits."""
         self._fill(batch)
         if self._device.type != "cuda":
             return self._compute()
         if self._graph is None:
-            self._capture()
-        assert self._graph is not None
+            self._graph = self._captured(outputs)
         self._graph.replay()
-        return self._logits
+        return outputs[len(self._tiles)]
 
     def _fill(self, batch: DecodeBatch) -> None:
         """Copy a batch into the buffers; rows beyond it repeat its last one."""
@@ -170,7 +174,7 @@ class _Graph:
         tokens, positions, writes, _ = self._inputs
         return self._forward(tokens, positions, writes, self._plan)
 
-    def _capture(self) -> None:
+    def _captured(self, outputs: dict[int, Tensor]) -> torch.cuda.CUDAGraph:
         """The buffers hold a real batch, so the warm-ups compute and store what the replay will."""
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -178,7 +182,10 @@ class _Graph:
             for _ in range(WARM_UPS):
                 self._compute()
         torch.cuda.current_stream(self._device).wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph()
         # Other threads go on reading blocks into page-locked memory meanwhile: they must not break it off.
-        with torch.cuda.graph(self._graph, pool=self._memory, capture_error_mode="thread_local"):
-            self._logits = self._compute()
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+            logits = self._compute()
+            with torch.inference_mode():
+                outputs.setdefault(len(self._tiles), logits).copy_(logits)
+        return graph

@@ -14,9 +14,10 @@ from kvtool.engine.compute.arrivals import Arrival
 from kvtool.engine.compute.attention import PagedStep
 from kvtool.engine.compute.device import on, upload
 from kvtool.engine.compute.graphs import SIZES, DecodeBatch, DecodeGraphs, followed
-from kvtool.engine.compute.kernels.tables import TilePlan, Tiling, processors
+from kvtool.engine.compute.kernels.tables import TilePlan, Tiling, programs_at_once
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.packed import padded
+from kvtool.engine.compute.quantized_arena import QuantizedArena
 from kvtool.engine.compute.reads import ReadPlan, Span
 
 
@@ -47,14 +48,14 @@ class Runner:
         self.arena = arena
         self._windows = tuple(layer.window for layer in model.config.layers)
         self._kernels = arena.device.type == "cuda" if kernels is None else kernels
-        self._processors = processors(arena.device)
+        self._at_once = programs_at_once(arena.device, isinstance(arena, QuantizedArena))
         self._graphs = DecodeGraphs(
             self._forward_all,
             arena.device,
             arena.block_size,
             min(layer.kv_heads for layer in model.config.layers),
             min(model.config.max_positions, arena.slots * arena.block_size),
-            self._processors,
+            self._at_once,
         )
 
     def step(self, batch: Sequence[Chunk], previous: Tensor | None = None) -> Tensor:
@@ -80,7 +81,7 @@ class Runner:
         device = self.arena.device
         plan: ReadPlan | Tiling
         if self._kernels:
-            plan = TilePlan(spans, device, self._processors)
+            plan = TilePlan(spans, device, self._at_once)
         else:
             plan = ReadPlan(spans, self.arena.block_size, device, self.arena.dtype)
         tokens, positions, writes, follows = upload(inputs, device)
@@ -89,7 +90,7 @@ class Runner:
         if not self._kernels:
             tokens, positions = _filled_up(tokens), _filled_up(positions)
         rows = upload(torch.tensor(wanted, dtype=torch.long), device)
-        logits = self._forward(tokens, positions, writes, plan, rows, arrivals)
+        logits = self._forward(tokens, positions, writes, plan, rows, arrivals).float()
         assert logits.shape[0] == len(wanted)
         return logits
 
@@ -105,7 +106,7 @@ class Runner:
         wanted: Tensor | int,
         arrivals: Sequence[Arrival] = (),
     ) -> Tensor:
-        """Logits [wanted, vocab] of rows `wanted` int64 [wanted], or of all of them if it is 0."""
+        """Logits [wanted, vocab] in the model's dtype, of rows `wanted` int64 [wanted]; of all if it is 0."""
         with torch.inference_mode():
             output = self.model.module(
                 input_ids=tokens[None],
@@ -114,7 +115,7 @@ class Runner:
                 logits_to_keep=wanted,
                 kvtool=PagedStep(self.arena, writes, plan, self._windows, arrivals),
             )
-            logits: Tensor = output.logits[0].float()
+            logits: Tensor = output.logits[0]
         return logits
 
     def _pack(self, batch: Sequence[Chunk]) -> tuple[list[Span], list[int]]:

@@ -22,8 +22,8 @@ class Recorder:
         return torch.stack([tokens.float(), positions.float()], 1)
 
 
-def graphs(forward: Recorder, processors: int = 1) -> DecodeGraphs:
-    return DecodeGraphs(forward, torch.device("cpu"), BLOCK, 2, 5000, processors)
+def graphs(forward: Recorder, at_once: int = 2) -> DecodeGraphs:
+    return DecodeGraphs(forward, torch.device("cpu"), BLOCK, 2, 5000, at_once)
 
 
 def batch(
@@ -77,7 +77,7 @@ def test_tokens_of_the_step_before_are_taken_where_they_are() -> None:
 
 def test_a_graph_for_each_size_and_bucket_of_lengths() -> None:
     forward = Recorder()
-    each = graphs(forward, processors=132)
+    each = graphs(forward, at_once=264)
     shapes = []
     for length in (1, 1024, 1025, 5000):
         for rows in (1, 9):
@@ -93,5 +93,5 @@ def test_a_graph_for_each_size_and_bucket_of_lengths() -> None:
         (1, 128, 8),
         (16, 128, 8),
         (1, 313, 19),  # the longest sequence ends the last bucket
-        (16, 313, 9),
+        (16, 313, 8),
     ]

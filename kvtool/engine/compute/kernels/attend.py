@@ -21,6 +21,12 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """The interpreter would multiply bfloat16 as if it were integers, so products are of float32 there."""
 
 DOT_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+DECODE_ROWS = 16
+"""The fewest rows that a product can have; a decode fills some of them."""
+
+RAW_STEP = 64
+"""Keys that a program reads at a time where all blocks are raw, whatever their size."""
+
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -57,9 +63,9 @@ def attend(
         parts = query.new_empty((tiles.splits, rows, heads, columns), dtype=torch.float32)
         part_sums = query.new_empty((tiles.splits, rows, heads), dtype=torch.float32)
     groups = heads // kv_heads
-    tile_rows = max(16, triton.next_power_of_2(tiles.tokens * groups))
-    # A run of a quantized block has grids of its own and is a step; raw blocks are read further at a time.
-    step = block_size // packed.key_steps.shape[1] if packed else max(block_size, 64)
+    tile_rows = max(DECODE_ROWS, triton.next_power_of_2(tiles.tokens * groups))
+    # A run of a quantized block has grids of its own and is a step.
+    step = block_size // packed.key_steps.shape[1] if packed else RAW_STEP
     unused = blocks.keys
     _attend[(len(tiles.table), kv_heads, tiles.splits)](
         query,
@@ -86,6 +92,7 @@ def attend(
         turned.stride(0),
         turned.stride(1),
         rows,
+        tiles.splits,
         HEADS=heads,
         KV_HEADS=kv_heads,
         GROUPS=groups,
@@ -100,22 +107,31 @@ def attend(
         STEP=step,
         KEY_BITS=key_bits,
         VALUE_BITS=value_bits,
-        SPLITS=tiles.splits,
         WINDOWED=window is not None,
         CAPPED=softcap is not None,
         DOT=DOT_TYPES[torch.float32 if INTERPRETED else query.dtype],
-        **launch_options(tile_rows, width * query.element_size()),
+        **launch_options(tile_rows, width * query.element_size(), key_bits),
     )
     if not direct:
         merge(parts, part_sums, tiles, out, sums)
 
 
-def launch_options(tile_rows: int, key_bytes: int) -> dict[str, int]:
-    """Warps of a program and how far it loads ahead: wide keys leave no shared memory for that."""
-    return {"num_warps": 4 if tile_rows <= 64 else 8, "num_stages": 1 if key_bytes > WIDE_KEY else 2}
+def launch_options(tile_rows: int, key_bytes: int, key_bits: int) -> dict[str, int]:
+    """Warps of a program and how far it loads ahead: wide keys leave no shared memory for that.
+
+    A decode has little to compute, so loads must be under way all the time: those of codes, which are small
+    and take many registers to restore, so that few programs share a processor, several steps ahead.
+    """
+    stages = 2
+    if key_bytes > WIDE_KEY:
+        stages = 1
+    elif tile_rows <= DECODE_ROWS:
+        stages = 3 if key_bits == 16 else 4
+    return {"num_warps": 4 if tile_rows <= 64 else 8, "num_stages": stages}
 
 
-@triton.jit
+# What differs from batch to batch is no reason to compile again, for seconds, while requests wait.
+@triton.jit(do_not_specialize=["table_stride", "total_rows", "splits"])
 def _attend(
     QUERY,
     TURNED,
@@ -141,6 +157,7 @@ def _attend(
     turned_stride,
     turned_head,
     total_rows,
+    splits,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -155,7 +172,6 @@ def _attend(
     STEP: tl.constexpr,
     KEY_BITS: tl.constexpr,
     VALUE_BITS: tl.constexpr,
-    SPLITS: tl.constexpr,
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
     DOT: tl.constexpr,
@@ -207,7 +223,7 @@ def _attend(
     low = 0
     if WINDOWED:
         low = tl.maximum(start + 1 - window, 0) // STEP * STEP
-    steps = tl.cdiv(tl.cdiv(high - low, STEP), SPLITS)
+    steps = tl.cdiv(tl.cdiv(high - low, STEP), splits)
     begin = low + split * steps * STEP
     end = tl.minimum(begin + steps * STEP, high)
 
@@ -219,13 +235,16 @@ def _attend(
             scores = _raw_scores(q, KEYS, where, there, d, D, DOT)
         else:
             entry = tl.load(table + at_key // BLOCK).to(tl.int64)
-            slot = tl.where(entry < raw_slots, entry, entry - raw_slots)
+            raw = entry < raw_slots
+            slot = tl.where(raw, entry, entry - raw_slots)
             where = (slot * BLOCK + at_key % BLOCK + tl.arange(0, STEP)) * KV_HEADS + head
             channel = ((slot * (BLOCK // STEP) + at_key % BLOCK // STEP) * KV_HEADS + head) * D
-            if entry < raw_slots:
-                scores = _raw_scores(q, KEYS, where, there, d, D, DOT)
-            elif KEY_BITS == 8:
-                scores = _int8_scores(q, KEY_CODES, KEY_STEPS + channel, where, there, d, D, DOT)
+            # Loads in a branch are not begun a step ahead. So codes are read in any case: where the block is
+            # raw, none are, and what is not read is 0.
+            coded = there & (not raw)
+            if KEY_BITS == 8:
+                near = (d < D) & (not raw)
+                scores = _int8_scores(q, KEY_CODES, KEY_STEPS + channel, where, coded, d, near, D, DOT)
             else:
                 scores = _int4_scores(
                     q_low,
@@ -234,11 +253,14 @@ def _attend(
                     KEY_STEPS + channel,
                     KEY_OFFSETS + channel,
                     where,
-                    there,
+                    coded,
                     hd,
+                    (hd < D // 2) & (not raw),
                     D,
                     DOT,
                 )
+            if raw:
+                scores += _raw_scores(q, KEYS, where, there, d, D, DOT)
         scores *= factor
         if CAPPED:
             # tanh(x) = 2 sigmoid(2 x) - 1
@@ -265,23 +287,22 @@ def _attend(
         if VALUE_BITS == 16:
             acc += _raw_values(weights, VALUES, where, there, dv, DV, DOT)
         else:
-            if entry < raw_slots:
-                acc += _raw_values(weights, VALUES, where, there, dv, DV, DOT)
+            low_steps = wide_steps(tl.load(VALUE_STEPS + where * 2, mask=coded, other=0))
+            high_steps = wide_steps(tl.load(VALUE_STEPS + where * 2 + 1, mask=coded, other=0))
+            if VALUE_BITS == 8:
+                every = coded[:, None] & (dv < DV)[None]
+                codes = tl.load(VALUE_CODES + where[:, None] * DV + dv[None], mask=every, other=0)
+                spread = tl.where((dv < DV // 2)[None], low_steps[:, None], high_steps[:, None])
+                acc += _dot(weights, codes.to(tl.float32) * spread, DOT)
             else:
-                low_steps = wide_steps(tl.load(VALUE_STEPS + where * 2, mask=there, other=0))
-                high_steps = wide_steps(tl.load(VALUE_STEPS + where * 2 + 1, mask=there, other=0))
-                if VALUE_BITS == 8:
-                    every = there[:, None] & (dv < DV)[None]
-                    codes = tl.load(VALUE_CODES + where[:, None] * DV + dv[None], mask=every, other=0)
-                    spread = tl.where((dv < DV // 2)[None], low_steps[:, None], high_steps[:, None])
-                    acc += _dot(weights, codes.to(tl.float32) * spread, DOT)
-                else:
-                    half = there[:, None] & (hv < DV // 2)[None]
-                    codes = tl.load(VALUE_CODES + where[:, None] * (DV // 2) + hv[None], mask=half, other=0)
-                    offsets = tl.load(VALUE_OFFSETS + where * 2, mask=there, other=0)
-                    acc_low += _int4_values(weights, low_steps, offsets, codes & 15, DOT)
-                    offsets = tl.load(VALUE_OFFSETS + where * 2 + 1, mask=there, other=0)
-                    acc_high += _int4_values(weights, high_steps, offsets, codes >> 4, DOT)
+                half = coded[:, None] & (hv < DV // 2)[None]
+                codes = tl.load(VALUE_CODES + where[:, None] * (DV // 2) + hv[None], mask=half, other=0)
+                offsets = tl.load(VALUE_OFFSETS + where * 2, mask=coded, other=0)
+                acc_low += _int4_values(weights, low_steps, offsets, codes & 15, DOT)
+                offsets = tl.load(VALUE_OFFSETS + where * 2 + 1, mask=coded, other=0)
+                acc_high += _int4_values(weights, high_steps, offsets, codes >> 4, DOT)
+            if raw:
+                acc += _raw_values(weights, VALUES, where, there, dv, DV, DOT)
 
     # A split without keys gets the sum -inf and weighs nothing.
     norm = tl.where(total == 0.0, 1.0, total)
@@ -310,16 +331,15 @@ def _raw_scores(q, KEYS, where, there, d, D: tl.constexpr, DOT: tl.constexpr):
 
 
 @triton.jit
-def _int8_scores(q, CODES, STEPS, where, there, d, D: tl.constexpr, DOT: tl.constexpr):
+def _int8_scores(q, CODES, STEPS, where, there, d, near, D: tl.constexpr, DOT: tl.constexpr):
     """The steps of the run's channels are folded into q."""
-    steps = wide_steps(tl.load(STEPS + d, mask=d < D, other=0))
+    steps = wide_steps(tl.load(STEPS + d, mask=near, other=0))
     return _raw_scores(q.to(tl.float32) * steps[None], CODES, where, there, d, D, DOT)
 
 
 @triton.jit
-def _int4_scores(low, high, CODES, STEPS, OFFSETS, where, there, d, D: tl.constexpr, DOT: tl.constexpr):
+def _int4_scores(low, high, CODES, STEPS, OFFSETS, where, there, d, near, D: tl.constexpr, DOT: tl.constexpr):
     """As for int8, in two halves; the offsets add the same to a row's scores of all keys of the run."""
-    near = d < D // 2
     codes = tl.load(CODES + where[None] * (D // 2) + d[:, None], mask=there[None] & near[:, None], other=0)
     # Codes and offsets nearly cancel, so both must meet the same rounded numbers.
     low = (low * wide_steps(tl.load(STEPS + d, mask=near, other=0))[None]).to(DOT)

@@ -40,7 +40,7 @@ def lift(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _lift(
     MEMORY,
     SOURCES,

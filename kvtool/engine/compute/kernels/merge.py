@@ -23,10 +23,10 @@ def merge(parts: Tensor, part_sums: Tensor, tiles: Tiles, out: Tensor, sums: Ten
         merged,
         sums,
         rows,
+        splits,
         HEADS=heads,
         COLUMNS=columns,
         TOKENS=tiles.tokens,
-        SPLITS=splits,
         PC=triton.next_power_of_2(columns),
         PS=triton.next_power_of_2(splits),
     )
@@ -37,7 +37,7 @@ def merge(parts: Tensor, part_sums: Tensor, tiles: Tiles, out: Tensor, sums: Ten
         out.index_copy_(0, index, whole.index_select(0, index).to(out.dtype))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "splits"])
 def _merge(
     PARTS,
     PART_SUMS,
@@ -45,14 +45,14 @@ def _merge(
     OUT,
     SUMS,
     rows,
+    splits,
     HEADS: tl.constexpr,
     COLUMNS: tl.constexpr,
     TOKENS: tl.constexpr,
-    SPLITS: tl.constexpr,
     PC: tl.constexpr,
     PS: tl.constexpr,
 ):
-    """Grid (tiles * TOKENS, heads). PC and PS are COLUMNS and SPLITS up to a power of two."""
+    """Grid (tiles * TOKENS, heads). PC and PS are COLUMNS and splits up to a power of two."""
     tile = TILES + tl.program_id(0) // TOKENS * 4
     token = tl.program_id(0) % TOKENS
     if token < tl.load(tile + 2):
@@ -61,14 +61,14 @@ def _merge(
         split = tl.arange(0, PS)
         column = tl.arange(0, PC)
         place = (split.to(tl.int64) * rows + row) * HEADS + head
-        each = tl.load(PART_SUMS + place, mask=split < SPLITS, other=float("-inf"))
+        each = tl.load(PART_SUMS + place, mask=split < splits, other=float("-inf"))
         # The split with a row's own key has a sum, so the maximum is a number.
         top = tl.max(each, 0)
         weights = tl.exp(each - top)
         total = tl.sum(weights, 0)
         parts = tl.load(
             PARTS + place[:, None] * COLUMNS + column[None],
-            mask=(split < SPLITS)[:, None] & (column < COLUMNS)[None],
+            mask=(split < splits)[:, None] & (column < COLUMNS)[None],
             other=0.0,
         )
         result = tl.sum(parts * (weights / total)[:, None], 0)

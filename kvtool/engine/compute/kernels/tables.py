@@ -16,8 +16,8 @@ TILE_ROWS = 128
 WIDE_KEY = 256
 """Wider keys get tiles of a quarter of the rows, which fit in the shared memory of every GPU."""
 
-PROGRAMS_PER_PROCESSOR = 2
-"""Programs that a decode launch should offer each multiprocessor."""
+RAW_PROGRAMS, QUANTIZED_PROGRAMS = 4, 2
+"""Programs of decodes that a multiprocessor holds at a time, by the registers that they take."""
 
 SPLIT_TOKENS = 256
 """Keys that make a split worth its merge."""
@@ -53,7 +53,7 @@ class TilePlan:
 
     spans: Sequence[Span]
     device: torch.device
-    processors: int
+    at_once: int
     _tiles: dict[tuple[int, int, int], list[Tiles]] = field(default_factory=dict)
 
     def tiles(self, groups: int, kv_heads: int, key_bytes: int) -> list[Tiles]:
@@ -62,13 +62,16 @@ class TilePlan:
         key = groups, kv_heads, rows
         if key not in self._tiles:
             tokens = max(rows // groups, 1)
-            self._tiles[key] = make_tiles(self.spans, tokens, kv_heads, self.processors, self.device)
+            self._tiles[key] = make_tiles(self.spans, tokens, kv_heads, self.at_once, self.device)
         return self._tiles[key]
 
 
-def processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; 1 for anything else."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+def programs_at_once(device: torch.device, quantized: bool) -> int:
+    """Programs of decodes that a GPU runs at a time; 1 for anything else."""
+    if device.type != "cuda":
+        return 1
+    each = QUANTIZED_PROGRAMS if quantized else RAW_PROGRAMS
+    return each * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def block_tables(spans: Sequence[Span], device: torch.device) -> Tensor:
@@ -81,11 +84,11 @@ def block_tables(spans: Sequence[Span], device: torch.device) -> Tensor:
 
 
 def make_tiles(
-    spans: Sequence[Span], tokens: int, kv_heads: int, processors: int, device: torch.device
+    spans: Sequence[Span], tokens: int, kv_heads: int, at_once: int, device: torch.device
 ) -> list[Tiles]:
     """Tiles of prefill chunks, and those of decodes (spans of one token) with their keys split.
 
-    tokens: most of a prefill tile. processors: multiprocessors of the device, to be kept busy.
+    tokens: most of a prefill tile. at_once: programs that the device runs at a time.
     """
     blocks = block_tables(spans, device)
     prefills, decodes = [], []
@@ -102,14 +105,16 @@ def make_tiles(
         found.append(_tiles(prefills, blocks, tokens, 1))
     if decodes:
         longest = max(start for _, _, _, start in decodes) + 1
-        found.append(_tiles(decodes, blocks, 1, splits(len(decodes) * kv_heads, longest, processors)))
+        found.append(_tiles(decodes, blocks, 1, splits(len(decodes) * kv_heads, longest, at_once)))
     return found
 
 
-def splits(programs: int, longest: int, processors: int) -> int:
-    """Pieces to cut the keys of `programs` decodes into, the longest of which has `longest` of them."""
-    wanted = -(-processors * PROGRAMS_PER_PROCESSOR // programs)
-    return max(1, min(wanted, longest // SPLIT_TOKENS))
+def splits(programs: int, longest: int, at_once: int) -> int:
+    """Pieces to cut the keys of `programs` decodes into, the longest of which has `longest` of them.
+
+    No more than run at a time: a few pieces left over would take as long as all the others.
+    """
+    return max(1, min(at_once // programs, longest // SPLIT_TOKENS))
 
 
 def _tiles(rows: list[tuple[int, int, int, int]], blocks: Tensor, tokens: int, splits: int) -> Tiles:

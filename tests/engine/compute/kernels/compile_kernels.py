@@ -1,7 +1,7 @@
 """Compile the kernels for GPUs that need not be here: the interpreter forgives what the compiler refuses.
 
-`python compile_kernels.py quick|all ARCH...` prints a line per kernel: name, variant, bytes of shared
-memory. Runs without TRITON_INTERPRET, which is why it is a program and not a test.
+`python compile_kernels.py quick|all ARCH...` prints a line per kernel: name, variant, loads that are
+begun ahead, bytes of shared memory. Runs without TRITON_INTERPRET, which is why it is a program and no test.
 """
 
 import sys
@@ -20,8 +20,9 @@ Variant = tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]
 
 DOTS = {"*bf16": tl.bfloat16, "*fp16": tl.float16, "*fp32": tl.float32}
 CODES = {16: None, 8: "*i8", 4: "*u8"}
+# Those that end in "stride" or "head" are multiples of 16, as pointers are.
 SIZES = ["scale", "softcap", "window", "raw_slots", "table_stride", "query_stride", "query_head"]
-SIZES += ["turned_stride", "turned_head", "total_rows"]
+SIZES += ["turned_stride", "turned_head", "total_rows", "splits"]
 
 
 def power(width: int) -> int:
@@ -37,17 +38,17 @@ def attention(kind: str, width: int, block: int, rows: int, splits: int, bits: t
     types |= {name: "fp32" if name in ("scale", "softcap") else "i32" for name in SIZES}
     constants = {"HEADS": 32, "KV_HEADS": 8, "GROUPS": 4, "D": width, "DV": width, "BLOCK": block}
     constants |= {"PD": power(width), "PV": power(width), "HD": power(width // 2), "HV": power(width // 2)}
-    constants |= {"ROWS": rows, "STEP": min(block, 32) if bits[0] != 16 else max(block, 64), "SPLITS": splits}
+    constants |= {"ROWS": rows, "STEP": min(block, 32) if bits[0] != 16 else attend.RAW_STEP}
     constants |= {"KEY_BITS": bits[0], "VALUE_BITS": bits[1], "DOT": DOTS[kind]}
     constants |= {"WINDOWED": width == 64, "CAPPED": width == 96}
-    options = attend.launch_options(rows, width * (4 if kind == "*fp32" else 2))
+    options = attend.launch_options(rows, width * (4 if kind == "*fp32" else 2), bits[0])
     return attend._attend, types, constants, options
 
 
 def others() -> Iterator[Variant]:
     types = {"PARTS": "*fp32", "PART_SUMS": "*fp32", "TILES": "*i32", "OUT": "*bf16", "SUMS": "*fp32"}
-    sizes = {"HEADS": 32, "COLUMNS": 128, "TOKENS": 1, "SPLITS": 5, "PC": 128, "PS": 8}
-    yield merge._merge, {**types, "rows": "i32"}, sizes, {}
+    sizes = {"HEADS": 32, "COLUMNS": 128, "TOKENS": 1, "PC": 128, "PS": 8}
+    yield merge._merge, {**types, "rows": "i32", "splits": "i32"}, sizes, {}
     types = dict.fromkeys(("KEY", "VALUE", "KEYS", "VALUES"), "*bf16") | {"WRITES": "*i64"}
     types |= dict.fromkeys(("key_stride", "key_head", "value_stride", "value_head"), "i32")
     yield store._store, types, {"KV_HEADS": 8, "D": 80, "DV": 80, "PD": 128, "PV": 128}, {}
@@ -105,14 +106,17 @@ def main() -> None:
         for kernel, types, constants, options in variants(sys.argv[1] == "quick"):
             names = kernel.arg_names
             signature = {name: "constexpr" if name in constants else types[name] for name in names}
-            source = ASTSource(kernel, signature, constants)
+            aligned = [name.endswith(("stride", "head")) or signature[name][0] == "*" for name in names]
+            hints = {(place,): [["tt.divisibility", 16]] for place, is_so in enumerate(aligned) if is_so}
+            source = ASTSource(kernel, signature, constants, hints)
             compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
             sizes = " ".join(
                 f"{name}={constants[name]}"
                 for name in ("D", "ROWS", "KEY_BITS", "VALUE_BITS")
                 if name in constants
             )
-            print(kernel.fn.__name__, types[names[0]], sizes, compiled.metadata.shared, flush=True)
+            ahead = compiled.asm["ptx"].count("cp.async.c")
+            print(kernel.fn.__name__, types[names[0]], sizes, ahead, compiled.metadata.shared, flush=True)
 
 
 if __name__ == "__main__":

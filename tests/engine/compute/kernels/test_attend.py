@@ -1,6 +1,8 @@
 """Paged attention kernels against their float64 references: raw, int8 and 4-bit blocks, mixed in a table."""
 
 import random
+from collections.abc import Callable
+from importlib import import_module
 
 import pytest
 import torch
@@ -72,7 +74,7 @@ def compare(
     *,
     window: int | None = None,
     softcap: float | None = None,
-    processors: int = 1,
+    at_once: int = 2,
 ) -> None:
     block, kv_heads, value_width = blocks.values.shape[1:]
     dtype = blocks.keys.dtype
@@ -84,7 +86,7 @@ def compare(
     sums = torch.full((rows, heads), float("nan"), device=DEVICE)
     true_out, true_sums = out.double(), sums.clone()
     scale = blocks.keys.shape[3] ** -0.5
-    tiles = make_tiles(spans, max(64 * kv_heads // heads, 1), kv_heads, processors, DEVICE)
+    tiles = make_tiles(spans, max(64 * kv_heads // heads, 1), kv_heads, at_once, DEVICE)
     assert sorted(row for each in tiles for row in each.rows.tolist()) == list(range(rows))
     for each in tiles:
         attend(query, blocks, each, scale, window=window, softcap=softcap, out=out, sums=sums)
@@ -102,7 +104,14 @@ LENGTHS = [(0, 5), (70, 1), (33, 30), (0, 1), (128, 1), (90, 3)]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("width", "value_width", "kv_heads", "groups", "block"),
-    [(64, 64, 3, 3, 32), (80, 80, 2, 1, 16), (96, 64, 1, 4, 64), (128, 128, 2, 8, 32), (256, 256, 1, 2, 16)],
+    [
+        (64, 64, 3, 3, 32),
+        (80, 80, 2, 1, 16),
+        (96, 64, 1, 4, 64),
+        (128, 128, 2, 8, 32),
+        (256, 256, 1, 2, 16),
+        (32, 32, 1, 2, 96),  # no power of two
+    ],
 )
 def test_raw_blocks(
     dtype: torch.dtype, width: int, value_width: int, kv_heads: int, groups: int, block: int
@@ -118,7 +127,7 @@ def test_windows_and_soft_caps(window: int, softcap: float | None) -> None:
     torch.manual_seed(window)
     spans = spans_of(LENGTHS, 16, random.Random(1).sample(range(64), 64))
     blocks = raw_blocks(64, 16, 2, 32, 32, torch.float32)
-    compare(blocks, spans, 6, window=window, softcap=softcap, processors=8)
+    compare(blocks, spans, 6, window=window, softcap=softcap, at_once=16)
 
 
 @pytest.mark.parametrize("bits", [(8, 8), (8, 4), (4, 4)])
@@ -139,7 +148,7 @@ def test_quantized_blocks_beside_raw_ones(
     raw = raw_blocks(40, block, 2, width, width, dtype)
     blocks = LayerBlocks(raw.keys, raw.values, quantized(40, block, 2, width, width, bits))
     spans = spans_of(LENGTHS, block, random.Random(width).sample(range(80), 80))
-    compare(blocks, spans, 2 * groups, processors=4)
+    compare(blocks, spans, 2 * groups, at_once=8)
 
 
 def test_quantized_blocks_under_a_window() -> None:
@@ -147,22 +156,47 @@ def test_quantized_blocks_under_a_window() -> None:
     raw = raw_blocks(40, 16, 1, 32, 32, torch.float32)
     blocks = LayerBlocks(raw.keys, raw.values, quantized(40, 16, 1, 32, 32, (4, 4)))
     spans = spans_of(LENGTHS, 16, random.Random(5).sample(range(80), 80))
-    compare(blocks, spans, 4, window=40, softcap=8.0, processors=4)
+    compare(blocks, spans, 4, window=40, softcap=8.0, at_once=8)
 
 
-def test_a_decode_is_split_when_there_are_processors_to_fill() -> None:
-    assert splits(programs=4, longest=8192, processors=132) == 32  # limited by 256 keys a split
-    assert splits(programs=64, longest=8192, processors=132) == 5
-    assert splits(programs=512, longest=8192, processors=132) == 1
-    assert splits(programs=1, longest=100, processors=132) == 1
+def test_a_decode_is_split_until_all_programs_run_at_once() -> None:
+    assert splits(programs=4, longest=8192, at_once=264) == 32  # limited by 256 keys a split
+    assert splits(programs=64, longest=8192, at_once=264) == 4
+    assert splits(programs=512, longest=8192, at_once=264) == 1
+    assert splits(programs=1, longest=100, at_once=264) == 1
+
+
+def test_batches_of_any_size_and_length_need_no_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is a constant of a kernel compiles it again, for seconds, while requests wait."""
+    constants: dict[str, set[tuple[tuple[str, object], ...]]] = {}
+
+    class Watched:
+        def __init__(self, kernel: object) -> None:
+            self.kernel = kernel
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            def launch(*arguments: object, **fixed: object) -> None:
+                constants.setdefault(str(self.kernel), set()).add(tuple(fixed.items()))
+                self.kernel[grid](*arguments, **fixed)  # type: ignore[index]
+
+            return launch
+
+    kernels = import_module("kvtool.engine.compute.kernels.attend"), import_module(merge.__module__)
+    for module, name in zip(kernels, ("_attend", "_merge"), strict=True):
+        monkeypatch.setattr(module, name, Watched(getattr(module, name)))
+    blocks = raw_blocks(200, 16, 1, 16, 16, torch.float32)
+    for lengths in ([1100], [1100, 900], [1500, 3, 600]):  # 4 to 5 pieces each
+        spans = spans_of([(length, 1) for length in lengths], 16, list(range(200)))
+        compare(blocks, spans, 1, at_once=24)
+    assert [len(found) for found in constants.values()] == [1, 2], "pieces are merged by powers of two"
 
 
 def test_a_split_without_keys_weighs_nothing() -> None:
     torch.manual_seed(0)
     spans = spans_of([(700, 1), (3, 1)], 16, list(range(64)))
-    tiles = make_tiles(spans, 8, 1, processors=8, device=DEVICE)
+    tiles = make_tiles(spans, 8, 1, at_once=16, device=DEVICE)
     assert tiles[0].splits == 2
-    compare(raw_blocks(64, 16, 1, 32, 32, torch.float32), spans, 2, processors=8)
+    compare(raw_blocks(64, 16, 1, 32, 32, torch.float32), spans, 2, at_once=16)
 
 
 def test_merge() -> None:

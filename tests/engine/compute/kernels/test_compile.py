@@ -30,6 +30,8 @@ def test_kernels_compile() -> None:
     assert len(lines) == 12
     names = {"_merge", "_store", "_squeeze", "_expand", "_choose", "_lift", "_attend"}
     assert {line.split()[0] for line in lines} == names
+    decodes = [line.split() for line in lines if line.startswith("_attend")]
+    assert len(decodes) == 4 and all(int(line[-2]) > 0 for line in decodes), "codes are loaded ahead, too"
 
 
 @pytest.mark.slow
