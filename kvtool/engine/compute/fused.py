@@ -1,8 +1,9 @@
-"""Gated MLPs and RMS norms on CPUs in fewer passes: proven equal by running both before one takes over.
+"""Gated MLPs (on CPUs) and RMS norms in fewer passes: proven equal by running both before one takes over.
 
 A model's own code computes an MLP's activation and product as passes over the intermediate states, and a
-norm in seven small operations. Most architectures have the same few forms under names of their own, so they
-are told by what they compute, not by their class: whatever differs stays as it is.
+norm in eight small operations, which on a GPU are a third of all launches. Most architectures have the same
+few forms under names of their own, so they are told by what they compute, not by their class: whatever
+differs stays as it is.
 """
 
 import torch
@@ -54,11 +55,14 @@ class RMSNorm(nn.Module):
         return torch.rms_norm(rows, self.weight.shape, self.weight, self._epsilon)
 
 
-def fuse(module: nn.Module) -> None:
-    """Replace, in a model that `pack` has packed, what a fused layer computes as well."""
+def fuse(module: nn.Module, exact: bool) -> None:
+    """Replace what a fused layer computes as well; MLPs only where `pack` has packed them.
+
+    exact: only by what gives the very same bits. Otherwise a norm may round once where the model does twice.
+    """
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            fused = _gated(child) or _norm(child)
+            fused = _gated(child) or _norm(child, exact)
             if fused is not None:
                 setattr(parent, name, fused)
 
@@ -82,8 +86,7 @@ def _gated(module: nn.Module) -> GatedMLP | None:
     return None
 
 
-def _norm(module: nn.Module) -> RMSNorm | None:
-    """Only with the very same bits: a norm has nothing to reorder."""
+def _norm(module: nn.Module, exact: bool) -> RMSNorm | None:
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not type(module).__name__.endswith("RMSNorm") or not isinstance(epsilon, float):
         return None
@@ -93,10 +96,14 @@ def _norm(module: nn.Module) -> RMSNorm | None:
     fused = RMSNorm(parameters["weight"], epsilon)
     rows = _rows(fused.weight)
     with torch.inference_mode():
-        return fused if torch.equal(fused(rows), module(rows)) else None
+        ours, truth = fused(rows), module(rows)
+    if exact:
+        return fused if torch.equal(ours, truth) else None
+    close = torch.allclose(ours.float(), truth.float(), rtol=2 * torch.finfo(ours.dtype).eps, atol=0.0)
+    return fused if close and ours.dtype == truth.dtype else None
 
 
 def _rows(weight: Tensor) -> Tensor:
     """Large enough inputs [1, ROWS, n] to tell one activation from another."""
     many = torch.randn(1, ROWS, weight.shape[-1], generator=torch.Generator().manual_seed(0))
-    return (10 * many).to(weight.dtype)
+    return (10 * many).to(weight.device, weight.dtype)

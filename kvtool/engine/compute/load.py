@@ -61,8 +61,8 @@ def load_model(
     module = _load_module(folder, kind, place)
     text = module.config.get_text_config()  # type: ignore[union-attr, operator]
     plain = plain_logits(module, int(text.vocab_size))
-    if pack(module, place, kind):
-        fuse(module)
+    if pack(module, place, kind) or place.type == "cuda":
+        fuse(module, exact=place.type == "cpu")
     layers = make_paged(module, str(folder))
     encoder = None
     if any((folder / file).is_file() for file in TOKENIZER_FILES):
