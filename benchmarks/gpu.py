@@ -1,4 +1,4 @@
-"""The GPU path on one card, in one command and one run: `python benchmarks/gpu.py [--out gpu.json]`.
+"""The GPU path on one card, in one command: `python benchmarks/gpu.py [--out gpu.json] [--part NAME...]`.
 
 No network, no weights: models of real shapes (Llama 3.2 1B and Llama 3.1 8B) with random weights in bf16.
 Kernels are set against the card's own copy bandwidth and matrix rate, decodes against the time that reading
@@ -7,9 +7,10 @@ prefix on the device, in host memory and on disk against a cold one, and 20 sess
 with sharing on and off. Every figure is of this run; ratios are what to compare.
 
 Each part runs in a process of its own, so that one that fails or hangs costs only itself, and every row is
-written as soon as it is there. All parts together get `--minutes`. A model that does not fit is replaced by
-the smaller one. `--rehearse` does everything on a CPU, with a tiny model under Triton's interpreter: it finds
-what is broken and measures nothing.
+written as soon as it is there. All parts together get `--minutes`; with `--part` some run now, and the rows
+that `--out` has of the others stay, so the whole can be measured piece by piece. A model that does not fit is
+replaced by the smaller one. `--rehearse` does everything on a CPU, with a tiny model under Triton's
+interpreter: it finds what is broken and measures nothing.
 """
 
 import argparse
@@ -64,7 +65,7 @@ def run_part(name: str, rehearse: bool, card: Row | None) -> None:
 
 def collect(name: str, rehearse: bool, card: Row | None, seconds: float, take: Callable[[Row], None]) -> str:
     """Run a part in a process and take its rows as they come; says why it ended early, "" if it did not."""
-    command = [sys.executable, __file__, "--part", name, *(["--rehearse"] if rehearse else [])]
+    command = [sys.executable, __file__, "--child", name, *(["--rehearse"] if rehearse else [])]
     if card is not None:
         command += ["--card", json.dumps(card)]
     environment = {**os.environ, **({"TRITON_INTERPRET": "1"} if rehearse else {})}
@@ -107,14 +108,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("gpu.json"), help="JSON file to write")
     parser.add_argument("--minutes", type=float, default=8.0, help="for all parts together")
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, to find what is broken")
-    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="some parts")
-    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--part", choices=PARTS, nargs="+", help="some parts, beside what --out has of others"
+    )
+    parser.add_argument("--child", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--card", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.part:
-        run_part(arguments.part, arguments.rehearse, arguments.card)
+    if arguments.child:
+        run_part(arguments.child, arguments.rehearse, arguments.card)
         return
     document: dict[str, Any] = {"rehearsal": arguments.rehearse, "rows": {}, "problems": {}, "seconds": {}}
+    if arguments.part and arguments.out.exists():
+        found = json.loads(arguments.out.read_text())
+        if found["rehearsal"] == arguments.rehearse:
+            document = found
     end = time.monotonic() + 60 * arguments.minutes
 
     def save() -> None:
@@ -123,10 +130,11 @@ def main() -> None:
         draft.replace(arguments.out)
 
     for name in PARTS:
-        if name != "card" and name not in arguments.only:
+        if name not in (arguments.part or PARTS) and not (name == "card" and not document["rows"].get(name)):
             continue
         rows: list[Row] = []
         document["rows"][name] = rows
+        document["problems"].pop(name, None)
 
         def take(row: Row, rows: list[Row] = rows) -> None:
             rows.append(row)

@@ -16,7 +16,7 @@ from kvtool.engine.compute.kernels.layers import LayerBlocks, empty_blocks
 from kvtool.engine.compute.kernels.lift import lift
 from kvtool.engine.compute.kernels.squeeze import expand, squeeze
 from kvtool.engine.compute.kernels.store import store
-from kvtool.engine.compute.kernels.tables import TilePlan, processors
+from kvtool.engine.compute.kernels.tables import TilePlan, programs_at_once
 from kvtool.engine.compute.reads import Span
 
 BLOCK = 32
@@ -117,7 +117,7 @@ def correct(scale: Any, card: Card) -> Iterator[Row]:
         query = torch.randn(39, HEADS, WIDTH, device=card.device).to(dtype)
         out, sums = torch.full_like(query, torch.nan), torch.full((39, HEADS), torch.nan, device=card.device)
         truth, true_sums = torch.empty_like(query, dtype=torch.float64), torch.empty_like(sums)
-        for tiles in TilePlan(spans, card.device, processors(card.device)).tiles(
+        for tiles in tile_plan(spans, blocks, card.device).tiles(
             HEADS // KV_HEADS, KV_HEADS, WIDTH * query.element_size()
         ):
             attend(query, blocks, tiles, WIDTH**-0.5, out=out, sums=sums)
@@ -156,13 +156,18 @@ def stored_bytes(blocks: LayerBlocks) -> int:
     return sum(tensor.nbytes for tensor in blocks.quantized.tensors())
 
 
+def tile_plan(spans: list[Span], blocks: LayerBlocks, device: torch.device) -> TilePlan:
+    """As the runner makes it."""
+    return TilePlan(spans, device, programs_at_once(device, blocks.quantized is not None))
+
+
 def attention(blocks: LayerBlocks, spans: list[Span], card: Card) -> float:
     """Seconds of one layer's attention over a packed batch."""
     rows = spans[-1].last
     query = torch.randn(rows, HEADS, WIDTH, dtype=torch.bfloat16, device=card.device)
     out = torch.empty_like(query)
     sums = torch.empty(rows, HEADS, device=card.device)
-    plan = TilePlan(spans, card.device, processors(card.device))
+    plan = tile_plan(spans, blocks, card.device)
     tiles = plan.tiles(HEADS // KV_HEADS, KV_HEADS, 2 * WIDTH)
 
     def work() -> None:

@@ -17,6 +17,7 @@ from gpu_served import Served, free_memory, planned_blocks, together
 
 from kvtool.blocks import namespace
 from kvtool.engine.compute.arena import Arena
+from kvtool.engine.compute.fused import fuse
 from kvtool.engine.compute.load import make_paged
 from kvtool.engine.compute.model import Model, ModelConfig
 from kvtool.engine.compute.runner import Chunk, Runner
@@ -76,8 +77,8 @@ class Scale:
         return name if self.divide == 1 else "tiny"
 
     def tokens(self, count: int) -> int:
-        """A length, in whole blocks."""
-        return max(count // self.divide // self.block, 1) * self.block
+        """A length, in whole blocks: one first, one full, one last at least."""
+        return max(count // self.divide // self.block, 3) * self.block
 
     def few(self, count: int) -> int:
         """A number of steps or rounds."""
@@ -96,7 +97,8 @@ def random_module(shape: str, device: torch.device) -> Any:
 
 
 def paged(module: Any, shape: str, device: torch.device) -> Model:
-    """The same module over block tables."""
+    """The same module over block tables, as `load_model` makes it."""
+    fuse(module, exact=False)
     return Model(
         name=shape,
         module=module,
@@ -152,7 +154,7 @@ def decode(scale: Scale, card: Card) -> Iterator[Row]:
             asked = [served.ask(ids(shape, context, 100 * once + row), steps) for row in range(batch)]
             served.run()
         served.close()
-        step, rate = together(asked)
+        step, rate = together([one.watch.times for one in asked])
         return {"step": step, "tokens_per_s": rate, "of_weight_floor": step / (weights / card.copy)}
 
     most = 32 if scale.divide == 1 else 2
@@ -164,11 +166,14 @@ def decode(scale: Scale, card: Card) -> Iterator[Row]:
 
 
 def peers(scale: Scale, _: Card) -> Iterator[Row]:
-    """transformers on the same model: `generate` alone, and its continuous batching; prefills taken off."""
+    """transformers on the same model: `generate` alone, its prefill taken off, and its continuous batching.
+
+    That one attends by SDPA with a mask where flash-attn is not installed, and without graphs of its own.
+    """
     shape = scale.shape("1B")
     module = random_module(shape, scale.device)
     module.set_attn_implementation("sdpa")
-    context, steps = scale.tokens(1024), scale.few(64)
+    context, steps = scale.tokens(1024), scale.few(128)
     prompt = torch.from_numpy(ids(shape, context, 0).astype(np.int64))[None].to(scale.device)
 
     def generate(count: int) -> float:
@@ -185,26 +190,20 @@ def peers(scale: Scale, _: Card) -> Iterator[Row]:
     batch = 32 if scale.divide == 1 else 2
 
     def batching() -> Row:
-        inputs = [ids(shape, context, row).tolist() for row in range(batch)]
-        share = 0.5 if scale.divide == 1 else 0.02
-
-        def together_in(count: int) -> float:
-            config = transformers.GenerationConfig(
-                max_new_tokens=count, do_sample=False, eos_token_id=-1, pad_token_id=0
-            )
-            begun = wait(scale.device)
-            answers = module.generate_batch(
-                inputs=inputs,
-                generation_config=config,
-                continuous_batching_config=transformers.ContinuousBatchingConfig(max_memory_percent=share),
-            )
-            took = wait(scale.device) - begun
-            assert all(len(each.generated_tokens) == count for each in answers.values())
-            return took
-
-        together_in(2)
-        taken = [together_in(count) for count in (2, 2 + steps)]
-        return {"tokens_per_s": batch * steps / (taken[1] - taken[0])}
+        answers = module.generate_batch(
+            inputs=[ids(shape, context, row).tolist() for row in range(batch)],
+            generation_config=transformers.GenerationConfig(
+                max_new_tokens=steps, do_sample=False, eos_token_id=-1, pad_token_id=0
+            ),
+            continuous_batching_config=transformers.ContinuousBatchingConfig(
+                max_memory_percent=0.5 if scale.divide == 1 else 0.02
+            ),
+            record_timestamps=True,
+        )
+        times = [each.timestamps for each in answers.values()]
+        assert len(times) == batch and all(len(each) == steps for each in times)
+        step, rate = together(times)
+        return {"step": step, "tokens_per_s": rate}
 
     yield attempt({"peer": "continuous batching", "batch": batch}, batching)
 
@@ -246,7 +245,7 @@ def first_token(scale: Scale, _: Card) -> Iterator[Row]:
     """Seconds to the first token of a known prefix and 64 new tokens, by where the prefix is."""
     shape = scale.shape("8B" if free_memory(scale.device) > weight_bytes("8B") + SPARE else "1B")
     model = paged(random_module(shape, scale.device), shape, scale.device)
-    for length in (2048, 8192, 32_768):
+    for length in (8192, 2048, 32_768) if scale.divide == 1 else (8192,):
         prefix = scale.tokens(length)
         blocks = prefix // scale.block + 2 * (64 // scale.block)
         size = blocks * scale.block * token_bytes(shape)
@@ -276,14 +275,14 @@ def _by_tier(
             model,
             scale.block,
             blocks,
-            chunk=scale.tokens(8192),
+            chunk=min(prefix, scale.tokens(8192)) + 64,
             running=1,
             codec=codec,
             below=below,
             host=blocks + 8 if place == "host" else 0,
             disk=(Path(folder), blocks + 8) if place != "host" else None,
         )
-        for number in range(3):  # the first one compiles
+        for number in range(3 if scale.divide == 1 else 2):  # the first one compiles
             trunk = ids(shape, prefix, 10 * number)
             new = [ids(shape, 64, 10 * number + tail) for tail in range(1, 4)]
             found["cold"].append(served.answer(np.concatenate([trunk, new[0]])).first)
@@ -299,7 +298,10 @@ def _by_tier(
 
 
 def sessions(scale: Scale, _: Card) -> Iterator[Row]:
-    """20 sessions, 8K shared and 16K own tokens: all at once, and a second turn of 64 tokens each."""
+    """20 sessions, 8K shared and 16K own tokens: all at once, then a second turn of 64 tokens, one by one.
+
+    A session that does not share finds its own history. `recomputed` is the second turn without any cache.
+    """
     count, answer = (20, 256) if scale.divide == 1 else (2, 12)  # all must decode together for a while
     shared, own, planned = scale.tokens(8192), scale.tokens(16_384), scale.tokens(2048)
     total = shared + own + planned
@@ -327,22 +329,29 @@ def sessions(scale: Scale, _: Card) -> Iterator[Row]:
         ]
         served.run()
         in_use = blocks - served.scheduler.pool.device.free()
-        turns = []
+        kept = sum(tensor.nbytes for tensor in _tensors(served))
+        turns: list[float] = []
+        grown: list[np.ndarray] = []
         for number, one in enumerate(asked):
             said = np.array(one.request.tokens, np.uint32)
-            turn = served.ask(np.concatenate([said, ids(shape, 64, 500 + number)]), 1, roots[number])
-            served.run()
-            turns.append(turn.first)
-        kept = sum(tensor.nbytes for tensor in _tensors(served))
+            grown.append(np.concatenate([said, ids(shape, 64, 500 + number)]))
+            turns.append(served.answer(grown[-1], roots[number]).first)
+        again = [
+            served.answer(prompt, namespace("gpu", f"again {number}")).first
+            for number, prompt in enumerate(() if sharing else grown[:3])
+        ]
         planned_for = planned_blocks(model, scale.block, codec, scale.tokens(8192), room) * scale.block
-        step, rate = together(asked)
+        step, rate = together([one.watch.times for one in asked])
         served.close()
+        used = in_use * kept // blocks
         return {
             "first": statistics.median(one.first for one in asked),
             "second_turn": statistics.median(turns),
+            **({"recomputed": statistics.median(again)} if again else {}),
             "step": step,
             "tokens_per_s": rate,
-            "used_bytes": in_use * kept // blocks,
+            "used_bytes": used,
+            "used_share": used / room,
             "sessions_that_fit": (planned_for - (shared if sharing else 0)) // each,
         }
 

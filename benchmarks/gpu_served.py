@@ -20,7 +20,7 @@ from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.runner import Runner
 from kvtool.engine.compute.sampler import GREEDY
 from kvtool.engine.serving.capacity import make_arena, plan_tiers
-from kvtool.engine.serving.choosing import Plain
+from kvtool.engine.serving.choosing import Rules
 from kvtool.engine.serving.config import ServeConfig
 from kvtool.engine.serving.generation import Generation
 from kvtool.engine.serving.scheduler import Limits, Scheduler
@@ -117,7 +117,7 @@ class Served:
             prompt=prompt,
             root=root or namespace("gpu"),
             max_tokens=tokens,
-            choose=Plain(GREEDY),
+            choose=Rules(GREEDY),
             emit=lambda _: None,
             ends=frozenset(),
             detokenizer=watch,  # type: ignore[arg-type]
@@ -133,9 +133,9 @@ class Served:
             pass
         assert not self.scheduler.waiting and not self.scheduler.running
 
-    def answer(self, prompt: np.ndarray) -> Asked:
+    def answer(self, prompt: np.ndarray, root: BlockHash | None = None) -> Asked:
         """One token for a prompt, alone."""
-        asked = self.ask(prompt, 1)
+        asked = self.ask(prompt, 1, root)
         self.run()
         return asked
 
@@ -164,16 +164,15 @@ def planned_blocks(model: Model, block: int, codec: str, chunk: int, memory: int
     return plan_tiers(config, model, shape_of(model, block), load_codec({"codec": codec})).device
 
 
-def together(asked: Sequence[Asked]) -> tuple[float, float]:
-    """(median seconds a step, tokens a second by that) while all of `asked` were decoding.
+def together(answers: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """(median seconds a step, tokens a second by that) while all answers were being decoded.
 
-    The median leaves out the step in which a graph is captured.
+    answers: when each token of each was known. The median leaves out the step in which a graph is captured.
     """
-    begin = max(each.watch.times[0] for each in asked)
-    end = min(each.watch.times[-1] for each in asked)
-    times = [at for at in asked[0].watch.times if begin <= at <= end]
-    step = statistics.median(after - before for before, after in pairwise(times))
-    return step, len(asked) / step
+    begin, end = max(times[0] for times in answers), min(times[-1] for times in answers)
+    inside = [at for at in answers[0] if begin <= at <= end]
+    step = statistics.median(after - before for before, after in pairwise(inside))
+    return step, len(answers) / step
 
 
 def free_memory(device: torch.device) -> int:
