@@ -7,17 +7,20 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 
 from kvtool.engine.compute.kernels.attend import attend, attend_reference
+from kvtool.engine.compute.kernels.choose import choose, choose_reference
 from kvtool.engine.compute.kernels.layers import LayerBlocks, empty_blocks
 from kvtool.engine.compute.kernels.lift import lift
-from kvtool.engine.compute.kernels.squeeze import expand, squeeze
+from kvtool.engine.compute.kernels.squeeze import expand, squeeze, squeeze_reference
 from kvtool.engine.compute.kernels.store import store
 from kvtool.engine.compute.kernels.tables import TilePlan, programs_at_once
 from kvtool.engine.compute.reads import Span
+from kvtool.engine.compute.sampler import Sampling
 
 BLOCK = 32
 HEADS, KV_HEADS, WIDTH = 32, 8, 128
@@ -99,54 +102,83 @@ def measure_card(device: torch.device, size: int) -> Card:
 
 
 def correct(scale: Any, card: Card) -> Iterator[Row]:
-    """Largest error of attention against float64, over the largest value: random data, poisoned outputs."""
-    for dtype, bits in (
-        (torch.float32, 16),
-        (torch.bfloat16, 16),
-        (torch.bfloat16, 8),
-        (torch.bfloat16, 4),
-    ):
-        blocks = raw_blocks(40, card.device, dtype) if bits == 16 else quantized_blocks(40, bits, card.device)
-        first = 0 if bits == 16 else 1
-        order = [first + slot for slot in torch.randperm(40).tolist()]
-        spans = [
-            Span(0, 1, 20 * BLOCK - 3, order[:20]),
-            Span(1, 38, 40, order[20:23]),
-            Span(38, 39, 17 * BLOCK - 1, order[23:]),
-        ]
-        query = torch.randn(39, HEADS, WIDTH, device=card.device).to(dtype)
-        out, sums = torch.full_like(query, torch.nan), torch.full((39, HEADS), torch.nan, device=card.device)
-        truth, true_sums = torch.empty_like(query, dtype=torch.float64), torch.empty_like(sums)
-        for tiles in tile_plan(spans, blocks, card.device).tiles(
-            HEADS // KV_HEADS, KV_HEADS, WIDTH * query.element_size()
-        ):
-            attend(query, blocks, tiles, WIDTH**-0.5, out=out, sums=sums)
-            attend_reference(query, blocks, tiles, WIDTH**-0.5, out=truth, sums=true_sums)
-        error = float((out.double() - truth).abs().max() / truth.abs().max())
-        most = 1e-3 if dtype is torch.float32 else 1e-2
-        yield {
-            "kernel": "attend",
-            "dtype": str(dtype).removeprefix("torch."),
-            "bits": bits,
-            "error": error,
-            "holds": error < most,  # a NaN does not
-        }
+    """Largest error of attention against float64, over the largest value: random data, poisoned outputs.
+
+    And how many codes and tokens differ from what the references choose.
+    """
+    kinds = (torch.float32, 16), (torch.bfloat16, 16), (torch.bfloat16, 8), (torch.bfloat16, 4)
+    widths = (WIDTH, 2 * WIDTH) if scale.divide == 1 else (WIDTH,)
+    for width, (dtype, bits) in product(widths, kinds):
+        row: Row = {"kernel": "attend", "dtype": str(dtype).removeprefix("torch."), "bits": bits}
+        yield attempt({**row, "width": width}, partial(_attention_error, dtype, bits, width, card.device))
+    for bits in (8, 4):
+        yield attempt({"kernel": "squeeze", "bits": bits}, partial(_codes_that_differ, bits, card.device))
+    yield attempt({"kernel": "choose"}, partial(_tokens_that_differ, card.device))
 
 
-def raw_blocks(slots: int, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> LayerBlocks:
+def _attention_error(dtype: torch.dtype, bits: int, width: int, device: torch.device) -> Row:
+    """Two decodes, one long enough to be split, beside a prefill over cached tokens."""
+    first = 0 if bits == 16 else 1
+    blocks = raw_blocks(40, device, dtype, width) if bits == 16 else quantized_blocks(40, bits, device, width)
+    order = [first + slot for slot in torch.randperm(40).tolist()]
+    spans = [
+        Span(0, 1, 20 * BLOCK - 3, order[:20]),
+        Span(1, 38, 40, order[20:23]),
+        Span(38, 39, 17 * BLOCK - 1, order[23:]),
+    ]
+    query = torch.randn(39, HEADS, width, device=device).to(dtype)
+    out, sums = torch.full_like(query, torch.nan), torch.full((39, HEADS), torch.nan, device=device)
+    truth, true_sums = torch.empty_like(query, dtype=torch.float64), torch.empty_like(sums)
+    plan = tile_plan(spans, blocks, device)
+    for tiles in plan.tiles(HEADS // KV_HEADS, KV_HEADS, width * query.element_size()):
+        attend(query, blocks, tiles, width**-0.5, out=out, sums=sums)
+        attend_reference(query, blocks, tiles, width**-0.5, out=truth, sums=true_sums)
+    error = float((out.double() - truth).abs().max() / truth.abs().max())
+    most = 1e-3 if dtype is torch.float32 else 1e-2
+    return {"error": error, "holds": error < most}  # a NaN does not
+
+
+def _codes_that_differ(bits: int, device: torch.device) -> Row:
+    """A step that rounds the other way moves a code by one; nothing else may."""
+    raw = raw_blocks(8, device)
+    index = torch.arange(8, device=device)
+    made, truth = (empty_blocks((1, *raw.keys.shape[:3]), WIDTH, WIDTH, (bits, bits), device) for _ in "ab")
+    squeeze(raw.keys[None], raw.values[None], index, made, index)
+    squeeze_reference(raw.keys[None], raw.values[None], index, truth, index)
+    pairs = list(zip(made.tensors(), truth.tensors(), strict=True))
+    share = sum(int((ours != theirs).sum()) for ours, theirs in pairs) / sum(
+        ours.numel() for ours, _ in pairs
+    )
+    return {"error": share, "holds": share < 1e-2}
+
+
+def _tokens_that_differ(device: torch.device) -> Row:
+    """Of 64 choices, cut and not, among a vocabulary's size of logits."""
+    rows = [(Sampling(0.5 + row / 32, 40 * (row % 3), 1 - row % 2 / 10, 0.0, row), row) for row in range(64)]
+    logits = 3 * torch.randn(64, 9001, device=device)
+    wrong = sum(
+        ours != theirs
+        for ours, theirs in zip(choose(logits, rows).tolist(), choose_reference(logits, rows), strict=True)
+    )
+    return {"error": wrong / 64, "holds": wrong <= 1}  # noise of 24 bits can make two equal
+
+
+def raw_blocks(
+    slots: int, device: torch.device, dtype: torch.dtype = torch.bfloat16, width: int = WIDTH
+) -> LayerBlocks:
     """Random blocks."""
-    shape = (slots, BLOCK, KV_HEADS, WIDTH)
+    shape = (slots, BLOCK, KV_HEADS, width)
     keys, values = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
     return LayerBlocks(keys, values)
 
 
-def quantized_blocks(slots: int, bits: int, device: torch.device) -> LayerBlocks:
+def quantized_blocks(slots: int, bits: int, device: torch.device, width: int = WIDTH) -> LayerBlocks:
     """Random codes, and one raw block since a table may name both."""
     shape = (slots, BLOCK, KV_HEADS)
-    packed = empty_blocks(shape, WIDTH, WIDTH, (bits, bits), device)
+    packed = empty_blocks(shape, width, width, (bits, bits), device)
     for tensor in packed.tensors():
         tensor.copy_(torch.randint(0, 30, tensor.shape, dtype=torch.uint8, device=device))
-    return LayerBlocks(*(torch.zeros(1, *shape[1:], WIDTH, dtype=torch.bfloat16, device=device),) * 2, packed)
+    return LayerBlocks(*(torch.zeros(1, *shape[1:], width, dtype=torch.bfloat16, device=device),) * 2, packed)
 
 
 def stored_bytes(blocks: LayerBlocks) -> int:

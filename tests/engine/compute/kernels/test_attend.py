@@ -184,10 +184,9 @@ def test_batches_of_any_size_and_length_need_no_kernel_of_their_own(monkeypatch:
     kernels = import_module("kvtool.engine.compute.kernels.attend"), import_module(merge.__module__)
     for module, name in zip(kernels, ("_attend", "_merge"), strict=True):
         monkeypatch.setattr(module, name, Watched(getattr(module, name)))
-    blocks = raw_blocks(200, 16, 1, 16, 16, torch.float32)
     for lengths in ([1100], [1100, 900], [1500, 3, 600]):  # 4 to 5 pieces each
         spans = spans_of([(length, 1) for length in lengths], 16, list(range(200)))
-        compare(blocks, spans, 1, at_once=24)
+        compare(raw_blocks(200, 16, 1, 16, 16, torch.float32), spans, 1, at_once=24)
     assert [len(found) for found in constants.values()] == [1, 2], "pieces are merged by powers of two"
 
 
