@@ -38,6 +38,9 @@ FITTED = "fitted"
 COST = "cost"
 """The policy whose weights can be set."""
 
+PREWARMED = ("tokens", "hit_blocks", "written_blocks")
+"""What a tier's row says of the prewarmed start."""
+
 CAPACITIES = ("1%", "3%", "5%", "10%", "30%", "100%")
 DEFAULT_POLICIES = ("lru", "cost", BELADY)
 
@@ -96,6 +99,22 @@ class Simulation:
             for name, _ in pairs:
                 if name not in named:
                     raise KvtoolError(f"{option} {name}: no such tier", "name it in --tiers, as host=20%")
+        if config.tiers and config.replicas > 1:
+            raise KvtoolError("tiers are simulated on one replica", "leave out --replicas or --tiers")
+        if (
+            config.tiers
+            and config.timed is not None
+            and (config.timed.outputs or config.timed.decode_rate < np.inf)
+        ):
+            raise KvtoolError(
+                "tiers are simulated one request after the other",
+                "leave out --decode-rate and --cache-outputs, or --tiers",
+            )
+        if config.prefetch and (config.ttl is not None or config.admit > 1):
+            raise KvtoolError(
+                "prefetch is simulated with blocks that all stay",
+                "leave out --ttl and --admit, or --prefetch",
+            )
         for name, _ in config.weights:
             if name not in WEIGHTS:
                 raise KvtoolError(f"--cost-weight {name}: not one of {', '.join(WEIGHTS)}")
@@ -260,8 +279,6 @@ class Simulation:
         config = self.config
         if not config.tiers:
             return []
-        from kvtool.analysis.tiered import replay_tiers  # compiled at first import
-
         rate = None if config.timed is None else config.timed.prefill_rate
         speeds = {}
         if config.tier_speeds:
@@ -270,17 +287,41 @@ class Simulation:
             block = self.shape.bytes_per_token() * self.workload.block_size
             speeds = {name: speed / block for name, speed in config.tier_speeds}
         tiers = [(name, self._blocks(text, f"--tiers {name}=")) for name, text in config.tiers]
-        sizes = [blocks for _, blocks in tiers]
-        keeps = [name != "host" for name, _ in tiers] if config.tiers_keep else []
         rows = []
         for policy in self._policies():
             if policy == BELADY:
                 continue
-            tiered = replay_tiers(self.workload, self._policy(policy), sizes, keeps, config.admit, self.bits)
-            latencies = dict(config.tier_latencies)
-            found = tier_rows(self.workload, tiered, tiers, self.measured, rate, speeds, latencies)
-            rows += [{"policy": policy, **row} for row in found]
+            cold = self._tiers_from(None, policy, tiers, rate, speeds)
+            if self.resident is not None:
+                warm = self._tiers_from(self.resident, policy, tiers, rate, speeds)
+                for row, prewarmed in zip(cold, warm, strict=True):
+                    row["prewarmed"] = {name: prewarmed[name] for name in PREWARMED}
+            rows += [{"policy": policy, **row} for row in cold]
         return rows
+
+    def _tiers_from(
+        self,
+        start: Resident | None,
+        policy: str,
+        tiers: list[tuple[str, int]],
+        rate: float | None,
+        speeds: dict[str, float],
+    ) -> list[dict[str, Any]]:
+        from kvtool.analysis.tiered import replay_tiers  # compiled at first import
+
+        config = self.config
+        tiered = replay_tiers(
+            self.workload,
+            self._policy(policy),
+            [blocks for _, blocks in tiers],
+            [name != "host" for name, _ in tiers] if config.tiers_keep else [],
+            config.admit,
+            self.bits,
+            config.ttl,
+            start,
+        )
+        latencies = dict(config.tier_latencies)
+        return tier_rows(self.workload, tiered, tiers, self.measured, rate, speeds, latencies)
 
     def prefetch(self) -> dict[str, Any]:
         """What prefetching to the first tier would do to the requests after the training part."""

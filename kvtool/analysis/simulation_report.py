@@ -67,11 +67,13 @@ def present(document: dict[str, Any], notes: list[str]) -> Report:
                 Column("blocks", "count"),
                 Column("hit rate", "rate"),
                 Column("blocks written", "count"),
+                *([Column("prewarmed hit rate", "rate")] if prewarmed else []),
                 *([Column("loads", "seconds"), Column("p99 load", "seconds")] if loads else []),
                 *([Column("seconds saved", "count")] if timed else []),
             ],
             [
                 [row["policy"], row["tier"], row["capacity_blocks"], row["tokens"], row["written_blocks"]]
+                + ([row["prewarmed"]["tokens"]] if prewarmed else [])
                 + ([row.get("load_seconds"), row.get("load_p99_seconds")] if loads else [])
                 + ([round(row["seconds_saved"])] if timed else [])
                 for row in document["tiers"]

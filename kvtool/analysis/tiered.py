@@ -6,8 +6,8 @@ used. Then it leaves the lower tier (the capacities add up), or stays in some of
 first blocks.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from numba import typeof, types
 from numpy.typing import NDArray
 
 from kvtool.analysis.replay import LOOP, Schedule, pool_state, session_bits, stages
+from kvtool.analysis.resident import Resident
 from kvtool.analysis.workload import Workload
 from kvtool.cache.aging import conclude, observe, pass_time, reclassify
 from kvtool.cache.core import (
@@ -55,11 +56,14 @@ def replay_tiers(
     keeps: Sequence[bool] = (),
     admit: int = 1,
     bits: NDArray[np.uint64] | None = None,
+    ttl: float | None = None,
+    resident: Resident | None = None,
 ) -> Tiered:
     """Replay with tiers of `capacities` blocks.
 
     keeps: by tier whether it keeps what comes up, in the runtime's order; () if none does. admit: a lower
-    tier takes blocks asked for that often.
+    tier takes blocks asked for that often. ttl: as of `replay`, in every tier. resident: blocks that are
+    there at the start, the most useful in the fastest tier.
     """
     served = np.zeros((workload.requests, len(capacities)), np.int64)
     written = np.zeros_like(served)
@@ -68,7 +72,7 @@ def replay_tiers(
     bank = None
     for first, last, stage in stages(policy, workload):
         if bank is None:
-            bank = _stack([pool_state(workload, stage, size) for size in capacities])
+            bank = _stack(list(_begin(workload, stage, capacities, resident)))
         else:
             bank = bank._replace(parameters=stage.parameter_array())
             for tier in range(len(capacities)):
@@ -85,10 +89,22 @@ def replay_tiers(
             sizes,
             np.array(keeps, np.bool_),
             admit,
+            np.inf if ttl is None else ttl,
             served[first:last],
             written[first:last],
         )
     return Tiered(served, written)
+
+
+def _begin(
+    workload: Workload, policy: Policy, capacities: Sequence[int], resident: Resident | None
+) -> Iterator[State]:
+    """Each tier's state before the first request."""
+    first = 0
+    for size in capacities:
+        own = None if resident is None else replace(resident, nodes=resident.nodes[first:])
+        yield pool_state(workload, policy, size, own)
+        first += size
 
 
 SHARED = (*STATISTICS, "parameters")
@@ -154,7 +170,7 @@ def _tier(bank: Any, tier: Any, size: Any) -> Any:
 def _push_down(bank: Any, node: Any, sizes: Any, admit: Any, written: Any, one: Any) -> None:
     """`node` has just left the first tier. Each tier that takes one may push another one further down."""
     tier = 0
-    while bank.touches[node] >= admit:
+    while admit == 1 or bank.touches[node] >= admit:  # a prewarmed block may leave unused
         tier += 1
         while tier < sizes.size:
             below = _tier(bank, tier, sizes[tier])
@@ -179,7 +195,7 @@ def _push_down(bank: Any, node: Any, sizes: Any, admit: Any, written: Any, one: 
 @compiled(
     types.void(
         *(BANK, KEY_TYPE, types.boolean, NODES, *LOOP, types.int64[::1]),
-        *(types.boolean[::1], types.int64, types.int64[:, ::1], types.int64[:, ::1]),
+        *(types.boolean[::1], types.int64, types.float64, types.int64[:, ::1], types.int64[:, ::1]),
         *(NODES, NODES),
     )
 )
@@ -195,6 +211,7 @@ def _replay_all(
     sizes: Any,
     keeps: Any,
     admit: Any,
+    ttl: Any,
     served: Any,
     written: Any,
     gone: Any,
@@ -206,6 +223,11 @@ def _replay_all(
         blocks = nodes[offsets[request] : offsets[request + 1]]
         now, bit = clock[request], bits[request]
         turn = float(top.control[TURN])
+        fresh = blocks.size
+        if ttl < np.inf:
+            fresh = 0
+            while fresh < blocks.size and now - top.last[blocks[fresh]] <= ttl:
+                fresh += 1
         if ages:
             observe(top, blocks, now)
         for tier in range(1, sizes.size):
@@ -217,7 +239,7 @@ def _replay_all(
         for tier in range(1, sizes.size):
             offer_again(_tier(bank, tier, sizes[tier]), blocks)
         hit = match(top, blocks)
-        served[request, 0] = hit
+        served[request, 0] = min(hit, fresh)
         pin(top, blocks[:hit])
         held, left = hit, 0
         while held < blocks.size:
@@ -229,7 +251,7 @@ def _replay_all(
                 gone[left] = victim
                 left += 1
             held += 1
-        written[request, 0] = held - hit
+        written[request, 0] = held - min(hit, fresh)
         found = hit
         while found < blocks.size:
             source = 1
@@ -237,7 +259,7 @@ def _replay_all(
                 source += 1
             if source == sizes.size:
                 break
-            served[request, source] += 1
+            served[request, source] += found < fresh
             below = _tier(bank, source, sizes[source])
             if keeps.size:
                 pin(below, blocks[found : found + 1])

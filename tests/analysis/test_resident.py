@@ -10,6 +10,7 @@ from kvtool.analysis.fitted_replay import FittedReplay
 from kvtool.analysis.replay import pool_state, replay
 from kvtool.analysis.resident import Stored, resident_in, stored_of
 from kvtool.analysis.simulate import SimulateConfig, Simulation
+from kvtool.analysis.simulation_report import present
 from kvtool.analysis.timed import TimedConfig, replay_timed
 from kvtool.cache.policies import POLICIES
 from kvtool.cache.pool import Pool
@@ -128,3 +129,18 @@ def test_the_document_has_both_starts_side_by_side():
     config = SimulateConfig(("6",), ("lru",), replicas=2, routing="round-robin")
     (split,) = Simulation(today, config, None, resident).run()["rows"]
     assert (split["hit_blocks"], split["prewarmed"]["hit_blocks"]) == (0, 4), "each replica has them"
+
+
+def test_tiers_have_both_starts_too_and_say_so():
+    yesterday = log([[1, 1, 2, 2, 3, 3]] * 2)
+    today = log([[1, 1, 2, 2, 5, 5], [1, 1, 2, 2, 6, 6]])
+    resident = resident_in(today, stored_of(yesterday))
+    config = SimulateConfig(("4",), ("lru", "belady"), tiers=(("device", "1"), ("host", "9")))
+    document = Simulation(today, config, None, resident).run()
+    device, host = document["tiers"]
+    assert (device["hit_blocks"], host["hit_blocks"]) == (1, 0)  # what the first tier cannot hold is not kept
+    assert (device["prewarmed"]["hit_blocks"], host["prewarmed"]["hit_blocks"]) == (2, 2)
+    assert host["prewarmed"]["tokens"] == round(4 / 12, 6)
+    table = next(table for table in present(document, []).tables if table.title == "Tiers")
+    at = [column.title for column in table.columns].index("prewarmed hit rate")
+    assert [row[at] for row in table.rows] == [device["prewarmed"]["tokens"], host["prewarmed"]["tokens"]]

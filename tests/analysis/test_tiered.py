@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from kvtool.analysis.build import build_workload
 from kvtool.analysis.curve import LruCurve
+from kvtool.analysis.replay import replay
+from kvtool.analysis.resident import resident_in, stored_of
 from kvtool.analysis.tiered import replay_tiers
 from kvtool.analysis.waits import STUMP
 from kvtool.cache.policies import POLICIES, fitted
@@ -105,3 +107,38 @@ def test_a_copy_that_stays_takes_room_and_saves_a_write():
     moved, kept = (replay_tiers(workload, lru, [1, 2], keeps) for keeps in ([], [False, True]))
     assert moved.served.sum(axis=0).tolist() == kept.served.sum(axis=0).tolist() == [0, 3]
     assert (moved.written[:, 1].sum(), kept.written[:, 1].sum()) == (4, 2)
+
+
+@pytest.mark.parametrize("name", [*POLICIES.names(), "aging"])
+@settings(max_examples=25, deadline=None)
+@given(PATHS, PATHS, st.integers(4, 7), st.integers(0, 5))
+def test_one_tier_is_a_cache_with_its_options(name, paths, earlier, size, ttl):
+    """Expiry and a prewarmed start are those of the plain replay, which the runtime's pool proves."""
+    workload = log(paths)
+    policy = fitted.by_table(STUMP, 4) if name == "aging" else POLICIES.load(name)
+    start = resident_in(workload, stored_of(log(earlier), 1))
+    tiered = replay_tiers(workload, policy, [size], ttl=ttl, resident=start)
+    assert tiered.served[:, 0].tolist() == replay(workload, policy, size, ttl, start).tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(PATHS, PATHS, st.lists(st.integers(4, 9), min_size=1, max_size=4), st.integers(0, 9))
+def test_expiry_and_a_prewarmed_start_hold_in_every_tier(paths, earlier, sizes, ttl):
+    """Under LRU tiers are sections of one cache, whatever it begins with and however fast it forgets."""
+    workload = log(paths)
+    lru = POLICIES.load("lru")
+    start = resident_in(workload, stored_of(log(earlier), 1))
+    served = replay_tiers(workload, lru, sizes, ttl=ttl).served.sum(axis=0)
+    whole = [replay(workload, lru, sum(sizes[: n + 1]), ttl).sum() for n in range(len(sizes))]
+    assert np.cumsum(served).tolist() == whole
+    room = [max(sizes[0], len(start.nodes)), *sizes[1:]]  # all of it is in the first tier, so orders agree
+    served = replay_tiers(workload, lru, room, resident=start).served.sum(axis=0)
+    whole = [replay(workload, lru, sum(room[: n + 1]), resident=start).sum() for n in range(len(room))]
+    assert np.cumsum(served).tolist() == whole
+
+
+def test_a_prewarmed_start_fills_one_tier_after_the_other():
+    workload = log([[1, 1, 1, 1, 2]])
+    start = resident_in(workload, stored_of(log([[1, 1, 1, 1, 2]]), 1))
+    tiered = replay_tiers(workload, POLICIES.load("lru"), [2, 2, 9], resident=start)
+    assert tiered.served.tolist() == [[2, 2, 1]]

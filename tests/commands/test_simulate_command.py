@@ -95,6 +95,11 @@ def test_bytes_of_a_model_and_tiers(tmp_path):
         ("--priority", "vip=0"),
         ("--admit", "0"),
         ("--train-fraction", "100%"),
+        ("--replicas", "2", "--tiers", "device=9"),
+        ("--decode-rate", "9", "--tiers", "device=9"),
+        ("--cache-outputs", "--tiers", "device=9"),
+        ("--ttl", "9", "--prefetch", "--tiers", "device=9,host=9", "--train-fraction", "50%"),
+        ("--admit", "2", "--prefetch", "--tiers", "device=9,host=9", "--train-fraction", "50%"),
     ],
 )
 def test_wrong_options_exit_2(arguments):
