@@ -18,11 +18,12 @@ from kvtool.analysis.memory import ModelShape, describe_memory, parse_capacity
 from kvtool.analysis.rates import Rates, rates_of
 from kvtool.analysis.replay import Schedule, replay, session_bits
 from kvtool.analysis.resident import Resident
+from kvtool.analysis.reuse_model import ReuseModel
 from kvtool.analysis.simulation_advice import Known, advise
 from kvtool.analysis.tier_rows import tier_rows
 from kvtool.analysis.workload import Workload
 from kvtool.cache.composite import DEFAULTS, WEIGHTS
-from kvtool.cache.policies import POLICIES
+from kvtool.cache.policies import POLICIES, fitted
 from kvtool.cache.policy import Policy
 from kvtool.errors import KvtoolError
 
@@ -83,9 +84,10 @@ class Simulation:
         shape: ModelShape | None = None,
         resident: Resident | None = None,
         known: Known | None = None,
+        reuse: ReuseModel | None = None,
     ) -> None:
         """resident: blocks with which every setting is simulated a second time, as a prewarmed start. known:
-        what advice may point to."""
+        what advice may point to. reuse: what `fitted` ranks by, as a server does; None: it learns."""
         if config.timed is not None and config.replicas > 1:
             raise KvtoolError(
                 "overlapping requests are simulated on one replica",
@@ -134,6 +136,7 @@ class Simulation:
         self.shape = shape
         self.resident = resident
         self.known = known or Known()
+        self.reuse = reuse
         self.prefill: Prefill = shape.prefill() if shape else TYPICAL
         self.measured = slice(int(config.train_fraction * workload.requests), None)
         self.curve = LruCurve(workload, self.prefill)
@@ -214,6 +217,9 @@ class Simulation:
         return other
 
     def _policy(self, name: str) -> Policy | Schedule:
+        if name == FITTED and self.reuse is not None:
+            partial_ends = bool(self.workload.partial.any())
+            return fitted.by_table(self.reuse.table, self.workload.block_size, partial_ends)
         if name == FITTED:
             return self.fitted.schedule
         if name == COST and self.config.weights:

@@ -25,6 +25,7 @@ from kvtool.renderers import RENDERERS
 
 if TYPE_CHECKING:
     from kvtool.analysis.resident import Resident
+    from kvtool.analysis.reuse_model import ReuseModel
     from kvtool.analysis.simulation_advice import Known
     from kvtool.analysis.timed import TimedConfig
     from kvtool.analysis.workload import Workload
@@ -51,6 +52,7 @@ class Config:
     priorities: tuple[tuple[str, str], ...] = ()
     prefetch: bool = False
     resident: Path | None = None
+    reuse_model: Path | None = None
     ttl: float | None = None
     train_fraction: float = 0.0
     seed: int = 0
@@ -210,6 +212,13 @@ def as_numbers(option: str, pairs: tuple[tuple[str, str], ...], kind: type[float
     help="Beside the cold start, one with these blocks in the cache: those of a shard folder, or what two "
     "requests of an analysis share.",
 )
+@click.option(
+    "--reuse-model",
+    type=click.Path(exists=True, path_type=Path),
+    metavar="SHARDS|FILE",
+    help="Of --policy fitted: rank by this reuse.json, as serve with these shards does; by default it learns "
+    "from the log as it goes.",
+)
 @click.option("--ttl", type=click.FloatRange(min=0), metavar="SECONDS", help="Blocks expire unless touched.")
 @click.option(
     "--train-fraction",
@@ -282,6 +291,7 @@ def run(config: Config) -> "Report":
         shape,
         prewarmed(config.resident, workload) if config.resident else None,
         known,
+        learned(config.reuse_model) if config.reuse_model else None,
     )
     with counted("settings simulated", len(simulation.settings)) as advance:
         report = present(simulation.run(advance), notes)
@@ -309,6 +319,20 @@ def prewarmed(path: Path, workload: "Workload") -> "Resident":
             "name the same --tokenizer and --chat-template",
         )
     return resident_in(workload, stored_of(earlier))
+
+
+def learned(path: Path) -> "ReuseModel":
+    """The reuse model of a shard folder, or of a file."""
+    from kvtool.engine.storage.reuse import REUSE, read_reuse
+
+    folder = path if path.is_dir() else path.parent
+    model = read_reuse(folder) if path.is_dir() or path.name == REUSE else None
+    if model is None:
+        raise KvtoolError(
+            f"--reuse-model {path}: there is no {REUSE}",
+            "kvtool prewarm writes it beside shards, from a log with times and 200 requests",
+        )
+    return model
 
 
 def timing(config: Config) -> "TimedConfig | None":

@@ -2,17 +2,21 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from click.testing import CliRunner, Result
 
 from kvtool.cli import main
 from kvtool.commands.replay import percentiles
 from kvtool.engine.replay import delays
+from kvtool.engine.serving import engine
 from kvtool.requests import Request, Source
 
 
@@ -120,6 +124,51 @@ def test_the_prediction_holds_under_every_policy_of_the_server(
     rates = found["hit_rate"]
     assert rates["predicted"] == pytest.approx(rates["measured"], abs=0.005)
     assert 0.2 < rates["measured"] < 0.9
+
+
+@pytest.mark.parametrize("policy", ["lru", "cost", "fitted"])
+def test_what_simulate_predicts_for_a_recorded_stream_is_what_the_server_found(
+    serving: Callable[..., Any],
+    tiny_model: Path,
+    crowded: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    policy: str,
+) -> None:
+    """The log is what the server was asked, at the times at which it was. One of the server's blocks is the
+    incomplete one at the end of the request that runs, which a log of whole blocks does not know."""
+    shards = tmp_path / "shards"
+    common = ("--logs", crowded, "--model", tiny_model, "--block-size", 16, "--min-requests", 100)
+    assert CliRunner().invoke(main, ["prewarm", *map(str, common), "--out", str(shards)]).exit_code == 0
+    ranks = engine.load_policy
+    # The server ranks by the shards' model and has none of their blocks.
+    monkeypatch.setattr(
+        engine, "load_policy", lambda config, size: ranks(replace(config, shards=shards), size)
+    )
+    rows = [json.loads(line) for line in crowded.read_text().splitlines()]
+    options = {"model": str(tiny_model), "block_size": 16, "device_blocks": 60, "host_memory": 0}
+    with serving(**options, policy=policy) as running:
+        assert running.engine.scheduler.pool.device.policy.ages is (policy == "fitted")
+        for row in rows:
+            row["timestamp"] = time.time()
+            body = {"model": "tiny-llama", "messages": row["messages"], "max_tokens": 1, "ignore_eos": True}
+            headers = {"x-session-id": row["session_id"]}
+            answer = httpx.post(f"{running.url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+            assert answer.status_code == 200
+        running.idle()
+        counts = running.counts
+        assert running.engine.scheduler.pool.lost > 100
+    recorded = tmp_path / "recorded.jsonl"
+    recorded.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["simulate", recorded, "--tokenizer", tiny_model, "--block-size", 16, "--capacity", 59]
+    command += ["--policy", policy, "--reuse-model", shards, "--output-format", "json"]
+    result = CliRunner().invoke(main, [*map(str, command)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(result.stdout)["rows"]
+    measured = counts["hit_tokens_device"] / counts["prompt_tokens"]
+    # `fitted` looks at ages, and the clocks read the time at places that are not quite the same.
+    assert row["tokens"] == pytest.approx(measured, abs=0.005 if policy == "fitted" else 1e-6)
+    assert 0.2 < measured < 0.9
 
 
 def test_terminal_output_and_other_tokenizers(

@@ -95,6 +95,8 @@ def test_bytes_of_a_model_and_tiers(tmp_path):
         ("--priority", "vip=0"),
         ("--admit", "0"),
         ("--train-fraction", "100%"),
+        ("--reuse-model", "."),
+        ("--reuse-model", __file__),
         ("--replicas", "2", "--tiers", "device=9"),
         ("--decode-rate", "9", "--tiers", "device=9"),
         ("--cache-outputs", "--tiers", "device=9"),
