@@ -15,7 +15,7 @@ from numba import njit
 __all__ = ["njit"]
 
 PACKAGE = Path(__file__).parent
-MARKS = (b"njit", b"compiled(", b"@compiled")
+MARKS = (b"njit", b"compiled(", b"@compiled", b"intrinsic")
 
 
 def kernels_digest() -> str:

@@ -28,6 +28,9 @@ Blocks = list[tuple[Tensor, Tensor]]
 class Arena:
     """KV tensors of `slots` blocks for one model. Contents of a slot are undefined until written."""
 
+    in_place = True
+    """Whether every block lies in `keys` and `values`, at its slot."""
+
     def __init__(self, model: Model, slots: int, block_size: int, device: str | None = None) -> None:
         """`device` defaults to the model's; a host tier's arena says "cpu"."""
         self.slots = slots

@@ -1,9 +1,10 @@
 """`kvtool_paged`: attention over block tables, registered with transformers for any model to use.
 
-A forward gets a `PagedStep` as its argument `kvtool`. Each layer writes its new keys (after RoPE) and
-values into the arena, then executes the step's plan. On CUDA that is a `Tiling` for our own kernels. On CPUs
-it is a `ReadPlan`, each read of which is computed by torch's flash kernel, which returns the
-log-sum-exp that merging needs, or by plain matrix products (soft caps, unequal head sizes).
+A forward gets a `PagedStep` as its argument `kvtool`. Each layer writes its new keys (after RoPE) and values
+into the arena, then executes the step's plan. On CUDA that is a `Tiling` for our own kernels. On CPUs the
+compiled kernel of `cpu/` does both where it can (see `cpu/attend.py`); else the plan is a `ReadPlan`, each
+read of which is computed by torch's flash kernel, which returns the log-sum-exp that merging needs, or by
+plain matrix products (soft caps, unequal head sizes).
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from transformers import AttentionInterface
 
 from kvtool.engine.compute.arena import Arena
 from kvtool.engine.compute.arrivals import Arrival
+from kvtool.engine.compute.cpu.attend import CoresBatch
 from kvtool.engine.compute.kernels.tables import Tiling
 from kvtool.engine.compute.reads import Part, ReadPlan
 
@@ -28,8 +30,9 @@ SCORES = 1 << 26
 @dataclass(frozen=True, slots=True)
 class PagedStep:
     """One packed forward: where its new tokens go (`writes` int64 [T]: slot * block_size + offset), what it
-    reads, the window of each layer, and the blocks that are still on their way. Rows after the first T only
-    fill the batch up: they are neither stored nor attended to, and get zeros.
+    reads, the window of each layer, the blocks that are still on their way, and the same batch for CPU cores
+    where they can compute it. Rows after the first T only fill the batch up: they are neither stored nor
+    attended to, and get zeros.
     """
 
     arena: Arena
@@ -37,6 +40,7 @@ class PagedStep:
     plan: ReadPlan | Tiling
     windows: tuple[int | None, ...]
     arrivals: Sequence[Arrival] = ()
+    cores: CoresBatch | None = None
 
 
 def paged_attention(
@@ -108,7 +112,10 @@ def _gathered(
     scale: float,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """(output [T, H, Dv], log-sum-exp [T, H]) by torch's operations."""
+    """(output [T, H, Dv], log-sum-exp [T, H]) by CPU cores, or by torch's operations."""
+    if step.cores is not None and softcap is None:
+        arena_keys, arena_values = step.arena.keys[layer], step.arena.values[layer]
+        return step.cores.attend(arena_keys, arena_values, query, key, value, scale, step.windows[layer])
     kv_heads, tokens = key.shape[:2]
     step.arena.keys[layer].flatten(0, 1).index_copy_(0, step.writes, key.transpose(0, 1))
     step.arena.values[layer].flatten(0, 1).index_copy_(0, step.writes, value.transpose(0, 1))

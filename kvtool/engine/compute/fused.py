@@ -6,16 +6,19 @@ few forms under names of their own, so they are told by what they compute, not b
 differs stays as it is.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from kvtool.engine.compute.cpu import layers, team
 from kvtool.engine.compute.packed import PackedLinear
 
 ACTIVATIONS = (("swish", ""), ("gelu", "tanh"), ("gelu", "none"), ("relu", ""))
 """What oneDNN can apply to a product's result before it is stored."""
 
 ROUNDING = 1e-5
-"""Greatest relative error (L2) of an MLP that computes the same."""
+"""Greatest relative error (L2) of a layer that computes the same in another order."""
 
 ROWS = 4
 
@@ -58,7 +61,8 @@ class RMSNorm(nn.Module):
 def fuse(module: nn.Module, exact: bool) -> None:
     """Replace what a fused layer computes as well; MLPs only where `pack` has packed them.
 
-    exact: only by what gives the very same bits. Otherwise a norm may round once where the model does twice.
+    exact: torch's norm only where it gives the very same bits; else it may round once where the model does
+    twice.
     """
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
@@ -67,43 +71,48 @@ def fuse(module: nn.Module, exact: bool) -> None:
                 setattr(parent, name, fused)
 
 
-def _gated(module: nn.Module) -> GatedMLP | None:
-    parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+def _gated(module: nn.Module) -> nn.Module | None:
+    parts: list[Any] = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     gate, up, down = parts
-    if not (
-        isinstance(gate, PackedLinear) and isinstance(up, PackedLinear) and isinstance(down, PackedLinear)
-    ):
-        return None
-    if gate.packed.dtype != torch.float32:  # in 16 bits one activation cannot be told from another
-        return None
-    rows = _rows(gate.packed)
-    with torch.inference_mode():
-        truth = module(rows)
-        for activation in ACTIVATIONS:
-            fused = GatedMLP(gate, up, down, activation)
-            if float((fused(rows) - truth).norm()) <= ROUNDING * float(truth.norm()):
-                return fused
-    return None
+    candidates: list[nn.Module] = []
+    if all(isinstance(each, layers.PackedLinear) for each in parts):
+        candidates += (layers.GatedMLP(gate, up, down, known) for known in layers.ACTIVATIONS)
+    elif all(isinstance(each, PackedLinear) and each.packed.dtype == torch.float32 for each in parts):
+        # In 16 bits one activation cannot be told from another.
+        candidates += (GatedMLP(gate, up, down, known) for known in ACTIVATIONS)
+    return next((each for each in candidates if _same(each, module, gate.in_features)), None)
 
 
-def _norm(module: nn.Module, exact: bool) -> RMSNorm | None:
+def _norm(module: nn.Module, exact: bool) -> nn.Module | None:
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not type(module).__name__.endswith("RMSNorm") or not isinstance(epsilon, float):
         return None
     parameters = dict(module.named_parameters())
     if list(parameters) != ["weight"] or parameters["weight"].ndim != 1:
         return None
-    fused = RMSNorm(parameters["weight"], epsilon)
-    rows = _rows(fused.weight)
+    weight = parameters["weight"]
+    if weight.device.type == "cpu" and weight.dtype == torch.float32 and team.torch_team() is not None:
+        ours = layers.RMSNorm(weight, epsilon)
+        return ours if _same(ours, module, len(weight)) else None
+    fused = RMSNorm(weight, epsilon)
+    rows = _rows(len(weight), weight)
     with torch.inference_mode():
-        ours, truth = fused(rows), module(rows)
+        out, truth = fused(rows), module(rows)
     if exact:
-        return fused if torch.equal(ours, truth) else None
-    close = torch.allclose(ours.float(), truth.float(), rtol=2 * torch.finfo(ours.dtype).eps, atol=0.0)
-    return fused if close and ours.dtype == truth.dtype else None
+        return fused if torch.equal(out, truth) else None
+    close = torch.allclose(out.float(), truth.float(), rtol=2 * torch.finfo(out.dtype).eps, atol=0.0)
+    return fused if close and out.dtype == truth.dtype else None
 
 
-def _rows(weight: Tensor) -> Tensor:
-    """Large enough inputs [1, ROWS, n] to tell one activation from another."""
-    many = torch.randn(1, ROWS, weight.shape[-1], generator=torch.Generator().manual_seed(0))
-    return (10 * many).to(weight.device, weight.dtype)
+def _same(fused: nn.Module, module: nn.Module, inputs: int) -> bool:
+    """Whether only rounding differs."""
+    rows = _rows(inputs, next(module.parameters()))
+    with torch.inference_mode():
+        truth = module(rows)
+        return float((fused(rows) - truth).norm()) <= ROUNDING * float(truth.norm())
+
+
+def _rows(inputs: int, like: Tensor) -> Tensor:
+    """Large enough rows [1, ROWS, inputs] to tell one activation from another."""
+    many = torch.randn(1, ROWS, inputs, generator=torch.Generator().manual_seed(0))
+    return (10 * many).to(like.device, like.dtype)

@@ -1,13 +1,15 @@
-"""Linear layers on CPUs through oneDNN with weights packed once, in place of MKL, which packs in every call.
+"""Linear layers on CPUs with weights packed once, in place of MKL, which packs in every call.
 
-For a few rows (a tail after a cached prefix, decodes of several clients) that is up to twice as fast, most
-of all on AMD. oneDNN compiles a kernel for each shape and number of rows that it meets, hundreds of kB and a
+In float32 our own kernels compute them (`cpu/`). In 16 bits, and where those cannot run, oneDNN does, which
+compiles a kernel for each shape and number of rows that it meets, hundreds of kB and a
 millisecond or two each: `padded` keeps them few.
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from kvtool.engine.compute.cpu import layers, team, vector
 
 FEW = 8
 """Rows up to which the output head is computed the other way around."""
@@ -29,6 +31,7 @@ class PackedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
+        self.in_features = linear.in_features
         packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
         self.packed = nn.Parameter(packed, requires_grad=False)
         self.bias = linear.bias
@@ -74,7 +77,8 @@ def pack(module: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
     False where oneDNN is missing: the model stays as it is. Other kinds of layers stay too, and experts,
     which each see a number of rows of their own.
     """
-    if device.type != "cpu" or not _packs(dtype):
+    ours = dtype == torch.float32 and team.torch_team() is not None
+    if device.type != "cpu" or not (ours or _packs(dtype)):
         return False
     owners: dict[int, int] = {}
     for _, parameter in module.named_parameters(remove_duplicate=False):
@@ -86,7 +90,9 @@ def pack(module: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
             if type(child) is not nn.Linear or "expert" in path:
                 continue
             if owners[id(child.weight)] == 1:
-                setattr(parent, name, PackedLinear(child))
+                setattr(parent, name, layers.PackedLinear(child) if ours else PackedLinear(child))
+            elif ours and child.in_features % vector.LANES == 0:
+                setattr(parent, name, layers.TiedHead(child))
             elif dtype == torch.float32:
                 setattr(parent, name, TiedHead(child))
     return True

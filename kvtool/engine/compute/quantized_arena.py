@@ -36,6 +36,8 @@ class QuantizedArena(Arena):
     it elsewhere.
     """
 
+    in_place = False
+
     def __init__(
         self,
         model: Model,

@@ -6,7 +6,7 @@ slots, read in place, and a rest that is gathered; what several sequences share 
 of them; a prefill chunk attends to itself straight from its fresh keys.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
@@ -97,7 +97,10 @@ class ReadPlan:
     def _plan(self, window: int | None) -> list[Part]:
         whole = [span for span in self.spans if window is None or span.end <= window]
         shared: dict[int, int] = {span.first: 0 for span in whole}
-        together = self._share(whole, 0, shared)
+        together: list[Part] = []
+        for group, low, high in common_blocks(whole, self.block_size):
+            together.extend(self._together(group, low, high))
+            shared.update((span.first, high) for span in group)
         opening: list[Part] = []
         merged: list[Part] = []
         for span in self.spans:
@@ -110,29 +113,11 @@ class ReadPlan:
             merged.extend(part for part in parts if not part.opens)
         return opening + merged + together
 
-    def _share(self, spans: Sequence[Span], depth: int, shared: dict[int, int]) -> list[Part]:
-        """Parts for blocks from `depth` on that two or more spans have in common; `shared` notes how many.
-
-        Only full blocks before a span's first row are shared, so all of its rows see all of them.
-        """
-        parts: list[Part] = []
-        able = [span for span in spans if span.start // self.block_size > depth]
-        able.sort(key=lambda span: span.slots[depth])
-        for _, same in groupby(able, key=lambda span: span.slots[depth]):
-            group = sorted(same, key=lambda span: span.first)
-            if len(group) < 2:
-                continue
-            common = min(span.start // self.block_size for span in group)
-            for span in group[1:]:
-                common = _agree(group[0].slots, span.slots, depth, common)
-            if common - depth >= MIN_SHARED:
-                rows = torch.cat([torch.arange(span.first, span.last) for span in group]).to(self.device)
-                for keys in self._runs(group[0].slots, depth * self.block_size, common * self.block_size):
-                    parts.append(Part(rows, keys, opens=False))
-                for span in group:
-                    shared[span.first] = common
-                parts.extend(self._share(group, common, shared))
-        return parts
+    def _together(self, group: Sequence[Span], low: int, high: int) -> list[Part]:
+        """Reads of blocks [low, high), which all spans of a group have in common."""
+        rows = torch.cat([torch.arange(span.first, span.last) for span in group]).to(self.device)
+        runs = self._runs(group[0].slots, low * self.block_size, high * self.block_size)
+        return [Part(rows, keys, opens=False) for keys in runs]
 
     def _whole(self, span: Span, shared: int) -> list[Part]:
         """Reads of a span that sees its whole history, of which `shared` blocks are read elsewhere."""
@@ -202,6 +187,27 @@ class ReadPlan:
         if len(rest) == 1:
             return [*reads, Keys(blocks[0] * size + head, (blocks[-1] + 1) * size - tail)]
         return [*reads, Keys(head, len(blocks) * size - tail, torch.tensor(blocks, device=self.device))]
+
+
+def common_blocks(
+    spans: Sequence[Span], block_size: int, depth: int = 0
+) -> Iterator[tuple[list[Span], int, int]]:
+    """Blocks [low, high) from `depth` on that two or more spans have in common, outer ones first.
+
+    Only full blocks before a span's first row are shared, so all of its rows see all of them.
+    """
+    able = [span for span in spans if span.start // block_size > depth]
+    able.sort(key=lambda span: span.slots[depth])
+    for _, same in groupby(able, key=lambda span: span.slots[depth]):
+        group = sorted(same, key=lambda span: span.first)
+        if len(group) < 2:
+            continue
+        high = min(span.start // block_size for span in group)
+        for span in group[1:]:
+            high = _agree(group[0].slots, span.slots, depth, high)
+        if high - depth >= MIN_SHARED:
+            yield group, depth, high
+            yield from common_blocks(group, block_size, high)
 
 
 def _agree(left: Sequence[int], right: Sequence[int], depth: int, limit: int) -> int:

@@ -12,6 +12,7 @@ from kvtool.blocks import TokenIds
 from kvtool.engine.compute.arena import Arena
 from kvtool.engine.compute.arrivals import Arrival
 from kvtool.engine.compute.attention import PagedStep
+from kvtool.engine.compute.cpu.attend import CoresBatch, cores_for
 from kvtool.engine.compute.device import on, upload
 from kvtool.engine.compute.graphs import SIZES, DecodeBatch, DecodeGraphs, followed
 from kvtool.engine.compute.kernels.tables import TilePlan, Tiling, programs_at_once
@@ -49,6 +50,7 @@ class Runner:
         self._windows = tuple(layer.window for layer in model.config.layers)
         self._kernels = arena.device.type == "cuda" if kernels is None else kernels
         self._at_once = programs_at_once(arena.device, isinstance(arena, QuantizedArena))
+        self._cores = None if self._kernels else cores_for(arena)
         self._graphs = DecodeGraphs(
             self._forward_all,
             arena.device,
@@ -80,17 +82,20 @@ class Runner:
             return self._graphs.run(DecodeBatch(inputs, [span.slots for span in spans], previous))
         device = self.arena.device
         plan: ReadPlan | Tiling
+        cores = None
         if self._kernels:
             plan = TilePlan(spans, device, self._at_once)
         else:
             plan = ReadPlan(spans, self.arena.block_size, device, self.arena.dtype)
+            if self._cores is not None:
+                cores = CoresBatch(self._cores, spans, self.arena.block_size, inputs[2].numpy())
         tokens, positions, writes, follows = upload(inputs, device)
         if previous is not None:
             tokens = followed(tokens, follows, previous)
-        if not self._kernels:
+        if not self._kernels and cores is None:
             tokens, positions = _filled_up(tokens), _filled_up(positions)
         rows = upload(torch.tensor(wanted, dtype=torch.long), device)
-        logits = self._forward(tokens, positions, writes, plan, rows, arrivals).float()
+        logits = self._forward(tokens, positions, writes, plan, rows, arrivals, cores).float()
         assert logits.shape[0] == len(wanted)
         return logits
 
@@ -105,6 +110,7 @@ class Runner:
         plan: ReadPlan | Tiling,
         wanted: Tensor | int,
         arrivals: Sequence[Arrival] = (),
+        cores: CoresBatch | None = None,
     ) -> Tensor:
         """Logits [wanted, vocab] in the model's dtype, of rows `wanted` int64 [wanted]; of all if it is 0."""
         with torch.inference_mode():
@@ -113,7 +119,7 @@ class Runner:
                 position_ids=positions[None],
                 use_cache=False,
                 logits_to_keep=wanted,
-                kvtool=PagedStep(self.arena, writes, plan, self._windows, arrivals),
+                kvtool=PagedStep(self.arena, writes, plan, self._windows, arrivals, cores),
             )
             logits: Tensor = output.logits[0]
         return logits

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from kvtool.engine.compute import runner
 from kvtool.engine.compute.arena import Arena
 from kvtool.engine.compute.load import load_model
 from kvtool.engine.compute.model import Model
@@ -225,6 +226,14 @@ def embedded_pair() -> Pair:
 def bench():
     """Bench(model, slots=64, block_size=16, seed=0)."""
     return Bench
+
+
+@pytest.fixture(params=["cores", "torch"])
+def path(request, monkeypatch):
+    """Attention by our own kernel, or by torch's operations, as where that cannot run."""
+    if request.param == "torch":
+        monkeypatch.setattr(runner, "cores_for", lambda arena: None)
+    return request.param
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from kvtool.engine.compute.cost import prefill_of
+from kvtool.engine.compute.cpu import layers, team
 from kvtool.engine.compute.packed import FEW, PackedLinear, TiedHead, pack, padded
 
 needs_onednn = pytest.mark.skipif(
@@ -20,11 +21,12 @@ def linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
 
 
 @needs_onednn
+@pytest.mark.parametrize("packed_by", [PackedLinear, layers.PackedLinear])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (14, 3), (48, 199), (96, 64)])
-def test_a_packed_layer_is_the_layer(inputs, outputs, bias):
+def test_a_packed_layer_is_the_layer(packed_by, inputs, outputs, bias):
     plain = linear(inputs, outputs, bias)
-    packed = PackedLinear(plain)
+    packed = packed_by(plain)
     assert torch.equal(packed.weight, plain.weight)
     for shape in ((0,), (1,), (2,), (7,), (1, 33), (2, 3, 5)):
         rows = torch.randn(*shape, inputs)
@@ -33,10 +35,11 @@ def test_a_packed_layer_is_the_layer(inputs, outputs, bias):
     torch.testing.assert_close(packed(strided), plain(strided), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("tied", [TiedHead, layers.TiedHead])
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_head_is_the_same_from_both_sides(bias):
+def test_a_tied_head_is_the_layer(tied, bias):
     plain = linear(48, 199, bias)
-    head = TiedHead(plain)
+    head = tied(plain)
     assert head.weight is plain.weight
     for rows in (0, 1, 2, FEW, FEW + 1):
         states = torch.randn(1, rows, 48)
@@ -45,7 +48,6 @@ def test_the_head_is_the_same_from_both_sides(bias):
         torch.testing.assert_close(out, plain(states), atol=1e-5, rtol=0)
 
 
-@needs_onednn
 @pytest.mark.parametrize(
     "name", ["grouped-query llama", "parallel gpt-neox", "sinks gpt-oss", "latent deepseek"]
 )
@@ -54,24 +56,25 @@ def test_every_linear_layer_is_packed_but_experts_and_a_tied_head(tiny, name):
     kinds = {path: type(part) for path, part in pair.model.module.named_modules()}
     for path, part in pair.plain.named_modules():
         if type(part) is nn.Linear:
-            assert kinds[path] is (nn.Linear if "expert" in path else PackedLinear)
-    count = sum(each.numel() for each in pair.plain.parameters())
-    assert sum(each.numel() for each in pair.model.module.parameters()) == count
+            assert kinds[path] is (nn.Linear if "expert" in path else layers.PackedLinear)
+    for path, part in pair.plain.named_modules():
+        if type(part) is nn.Linear:
+            assert torch.equal(pair.model.module.get_submodule(path).weight, part.weight)
 
 
-@needs_onednn
 def test_a_tied_head_keeps_the_embedding_as_its_weight(embedded_pair):
     module = embedded_pair.model.module
-    assert type(module.lm_head) is TiedHead
+    assert type(module.lm_head) is layers.TiedHead
     assert module.lm_head.weight is module.model.embed_tokens.weight
-    shapes = [each.shape for each in embedded_pair.plain.parameters()]
-    assert [each.shape for each in module.parameters()] == shapes
+    sizes = [each.numel() for each in embedded_pair.plain.parameters()]
+    assert [each.numel() for each in module.parameters()] == sizes
     # 30 layers, counted by hand: q and o, k and v, gate and up and down, two norms; a last norm.
     weights = 30 * (2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576 + 2 * 576) + 576
     assert prefill_of(embedded_pair.model).linear == 2 * weights
 
 
-def test_without_onednn_the_model_stays_as_it_is(monkeypatch):
+def test_without_kernels_and_onednn_the_model_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr(team, "torch_team", lambda: None)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     module = nn.Sequential(linear(4, 4, True), nn.Sequential(linear(4, 4, False)))
     assert not pack(module, CPU, torch.float32)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kvtool.blocks import reusable_blocks
-from kvtool.engine.compute import attention
+from kvtool.engine.compute import attention, runner
 from kvtool.engine.compute.load import load_model
 from kvtool.engine.compute.runner import Chunk
 
@@ -27,6 +27,7 @@ def test_full_prefill(tiny, bench, make_prompt, architecture):
         assert_same(run.prefill(tokens, run.take(length)), pair.logits(tokens))
 
 
+@pytest.mark.usefixtures("path")
 def test_chunked_prefill_at_any_boundaries(tiny, bench, make_prompt, architecture):
     pair = tiny(architecture)
     tokens = make_prompt(75)
@@ -69,6 +70,7 @@ def test_whole_prompt_cached_and_only_the_last_token_recomputed(tiny, bench, mak
         assert_same(logits, pair.logits(tokens)[-1:])
 
 
+@pytest.mark.usefixtures("path")
 def test_mixed_packed_batch_with_shared_prefixes(tiny, bench, make_prompt, architecture):
     """Decodes, chunks with and without history, and siblings over shared blocks in one forward."""
     pair = tiny(architecture)
@@ -125,6 +127,7 @@ def test_embedded_model_reuse_around_a_block_boundary(embedded_pair, bench):
 @pytest.mark.parametrize("name", ["grouped-query llama", "mixed gemma3", "sinks gpt-oss"])
 def test_the_plain_kernel_serves_where_torch_has_no_flash_kernel(tiny, bench, make_prompt, monkeypatch, name):
     """The path of other devices, run here."""
+    monkeypatch.setattr(runner, "cores_for", lambda arena: None)
     monkeypatch.setattr(attention, "flash", attention.plain)
     pair = tiny(name)
     tokens = make_prompt(60)
@@ -149,6 +152,7 @@ def test_sixteen_bit_models_run_and_stay_close(tiny, bench, make_prompt, tmp_pat
     assert float((ours - truth).norm() / truth.norm()) < 0.05
 
 
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("seed", [None, 1])
 def test_long_history_in_runs_and_in_pieces(tiny, bench, make_prompt, seed):
     """Enough blocks that runs are read in place, gathered, and both in one table."""

@@ -1,0 +1,1 @@
+"""Attention on CPU cores: compiled at first use, run by torch's own workers."""

@@ -1,0 +1,129 @@
+"""Paged attention of a layer on CPU cores: torch's workers run the compiled kernel over a batch's tasks."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kvtool.engine.compute.arena import Arena
+from kvtool.engine.compute.cpu import kernel, team, vector
+from kvtool.engine.compute.cpu.tasks import Tasks, plan
+from kvtool.engine.compute.reads import Span
+
+
+class Cores:
+    """Scratch memory of one model's attention, kept from step to step, and the workers that use it."""
+
+    def __init__(self, lent: team.Team) -> None:
+        self.team = lent
+        self.workers = torch.get_num_threads()
+        self._kept = {name: np.empty(0, np.float32) for name in ("parts", "tiles")}
+
+    def scratch(self, name: str, size: int) -> int:
+        """Address of at least `size` float32, valid until more of the same name are asked for."""
+        if self._kept[name].size < size:
+            self._kept[name] = np.empty(size, np.float32)
+        return self._kept[name].ctypes.data
+
+
+def cores_for(arena: Arena) -> Cores | None:
+    """None where the kernel cannot do it: 16-bit or quantized blocks, odd shapes of heads, no workers to
+    lend."""
+    alike = all(
+        keys.shape == values.shape and keys.shape[3] % vector.MANY == 0
+        for keys, values in zip(arena.keys, arena.values, strict=True)
+    )
+    plain = arena.device.type == "cpu" and arena.dtype == torch.float32 and arena.in_place
+    lent = team.torch_team() if alike and plain else None
+    return None if lent is None else Cores(lent)
+
+
+class CoresBatch:
+    """A packed batch; its tasks are planned once for all layers that are alike.
+
+    writes: int64 [T], where the new tokens go, as in a `PagedStep`.
+    """
+
+    def __init__(
+        self, cores: Cores, spans: Sequence[Span], block_size: int, writes: NDArray[np.int64]
+    ) -> None:
+        self._cores = cores
+        self._spans = spans
+        self._block_size = block_size
+        self._writes = writes
+        self._plans: dict[tuple[int, int, int, int | None], tuple[Tasks, NDArray[np.int64]]] = {}
+
+    def attend(
+        self,
+        arena_keys: Tensor,
+        arena_values: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Stores a layer's new keys and values; (output [T, H, D], log-sum-exp [T, H]) of its rows.
+
+        arena_keys, arena_values: [slots, block_size, Hkv, D]. query [H, T, D], key, value [Hkv, T, D].
+        float32.
+        """
+        query, key, value = (
+            each if each.stride(2) == 1 else each.contiguous() for each in (query, key, value)
+        )
+        heads, tokens, width = query.shape
+        out, sums = query.new_empty(tokens, heads, width), query.new_empty(tokens, heads)
+        given = self._given(heads, key.shape[0], width, window)
+        given[kernel.QUERY : kernel.WRITES] = (
+            *(query.data_ptr(), query.stride(0), query.stride(1)),
+            *(key.data_ptr(), key.stride(0), key.stride(1)),
+            *(value.data_ptr(), value.stride(0), value.stride(1)),
+            *(arena_keys.data_ptr(), arena_values.data_ptr(), out.data_ptr(), sums.data_ptr()),
+        )
+        scales = np.array([scale], np.float32)
+        given[kernel.SCALE] = scales.ctypes.data
+        self._cores.team.run(kernel.work(), given.ctypes.data, self._cores.workers)
+        return out, sums
+
+    def _given(self, heads: int, kv_heads: int, width: int, window: int | None) -> NDArray[np.int64]:
+        """The kernel's arguments, but for a layer's tensors."""
+        alike = (heads, kv_heads, width, window)
+        if alike not in self._plans:
+            cores = self._cores
+            tasks = plan(self._spans, self._block_size, kv_heads, heads // kv_heads, window, cores.workers)
+            given = np.zeros(kernel.FIELDS, np.int64)
+            size = kernel.scratch_size(width)
+            for field, number in (
+                (kernel.WORKERS, cores.workers),
+                (kernel.NUMBER, cores.team.number),
+                (kernel.CREW, cores.team.crew),
+                (kernel.BARRIER, cores.team.barrier),
+                (kernel.TOKENS, len(self._writes)),
+                (kernel.HEADS, heads),
+                (kernel.KV_HEADS, kv_heads),
+                (kernel.WIDTH, width),
+                (kernel.BLOCK, self._block_size),
+                (kernel.WINDOW, window or 0),
+                (kernel.TASK_COUNT, len(tasks.tasks)),
+                (kernel.PART_COUNT, tasks.parts),
+                (kernel.PARTS, cores.scratch("parts", kv_heads * tasks.parts * (width + 2))),
+                (kernel.SCRATCH, cores.scratch("tiles", cores.workers * size)),
+                (kernel.SCRATCH_SIZE, size),
+            ):
+                given[field] = number
+            for field, array in (
+                (kernel.WRITES, self._writes),
+                (kernel.TASKS, tasks.tasks),
+                (kernel.SHARES, tasks.shares),
+                (kernel.ROWS, tasks.rows),
+                (kernel.POSITIONS, tasks.positions),
+                (kernel.TABLES, tasks.tables),
+                (kernel.LANE_PARTS, tasks.lane_parts),
+                (kernel.LANE_STARTS, tasks.lane_starts),
+            ):
+                assert array.dtype == np.int64 and array.flags.c_contiguous
+                given[field] = array.ctypes.data
+            self._plans[alike] = (tasks, given)
+        return self._plans[alike][1]

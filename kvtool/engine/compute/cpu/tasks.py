@@ -1,0 +1,124 @@
+"""What a packed batch attends to, as tasks for the CPU workers: planned once a step for each window."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtool.engine.compute.cpu.kernel import KEYS, TILE
+from kvtool.engine.compute.cpu.vector import LANES
+from kvtool.engine.compute.reads import Span, common_blocks
+
+CHUNK = 512
+"""Keys of a task at most. Tasks begin at its multiples, whatever else is in the batch, so that a row's output
+is the same bits in every batch and after every cut of its prompt. With 64 channels they are 256 KB."""
+
+OVERHEAD = 32
+"""What a task costs beside its keys, in keys."""
+
+Array = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """Arrays for `kernel.py`, all int64.
+
+    tasks: [n, 6], the same for each key-value head. rows: lane i of a task is row rows[i // group] of the
+    batch. positions: of the batch's rows. tables: block tables, one after the other. shares: [workers + 1],
+    where each worker's begin among the tasks of all heads, head by head. lane_parts, from lane_starts[i] on:
+    the parts that lane i of the batch is merged from. parts: how many there are.
+    """
+
+    tasks: Array
+    rows: Array
+    positions: Array
+    tables: Array
+    shares: Array
+    lane_parts: Array
+    lane_starts: Array
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Rows that read positions [low, high) of one block table; `first`: where they begin in the list."""
+
+    first: int
+    rows: Array
+    table: int
+    low: int
+    high: int
+
+
+def plan(
+    spans: Sequence[Span], block_size: int, kv_heads: int, group: int, window: int | None, workers: int
+) -> Tasks:
+    """Tasks for a batch whose spans follow each other. group: query heads of a key-value head."""
+    positions = np.concatenate([np.arange(span.start, span.end) for span in spans])
+    reads = list(_reads(spans, block_size, window))
+    tasks = np.array([task for read in reads for task in _cut(read, positions, group, window)], np.int64)
+    lanes = tasks[:, 1] - tasks[:, 0]
+    tasks[:, 5] = np.cumsum(lanes) - lanes
+    rows = np.concatenate([read.rows for read in reads])
+    list_lanes = np.concatenate([np.arange(first, last) for first, last in tasks[:, :2]])
+    owners = rows[list_lanes // group] * group + list_lanes % group
+    return Tasks(
+        tasks=tasks,
+        rows=rows,
+        positions=positions,
+        tables=np.concatenate([np.asarray(span.slots, np.int64) for span in spans]),
+        shares=_shares(-(-lanes // LANES) * (tasks[:, 4] - tasks[:, 3] + OVERHEAD), kv_heads, workers),
+        lane_parts=np.argsort(owners, kind="stable"),
+        lane_starts=np.cumsum([0, *np.bincount(owners, minlength=len(positions) * group)]),
+        parts=int(lanes.sum()),
+    )
+
+
+def _reads(spans: Sequence[Span], block_size: int, window: int | None) -> Iterator[_Read]:
+    """What sequences have in common is read for all of their rows at once, as far as whole tasks go."""
+    tables = dict(zip((span.first for span in spans), _starts(spans), strict=True))
+    begins = dict.fromkeys(tables, 0)
+    listed = 0
+    whole = [span for span in spans if window is None or span.end <= window]
+    for group, _, blocks in common_blocks(whole, block_size):
+        low, high = begins[group[0].first], blocks * block_size // CHUNK * CHUNK
+        if low < high:
+            rows = np.concatenate([np.arange(span.first, span.last) for span in group])
+            yield _Read(listed, rows, tables[group[0].first], low, high)
+            listed += len(rows)
+            begins.update((span.first, high) for span in group)
+    for span in spans:
+        rows = np.arange(span.first, span.last)
+        yield _Read(listed, rows, tables[span.first], begins[span.first], span.end)
+        listed += len(rows)
+
+
+def _starts(spans: Sequence[Span]) -> list[int]:
+    """Where the spans' tables begin, one after the other."""
+    return [0, *np.cumsum([len(span.slots) for span in spans[:-1]]).tolist()]
+
+
+def _cut(
+    read: _Read, positions: Array, group: int, window: int | None
+) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """Tasks without the numbers of their parts. Tiles that read the same keys follow each other."""
+    end = len(read.rows) * group
+    for low in range(read.low, read.high, CHUNK):
+        for lane in range(0, end, TILE):
+            last = min(lane + TILE, end)
+            seen = positions[read.rows[lane // group : (last - 1) // group + 1]]
+            oldest = 0 if window is None else int(seen.min()) + 1 - window
+            begin = max(low, oldest // KEYS * KEYS)
+            until = min(low + CHUNK, read.high, int(seen.max()) + 1)
+            if begin < until:
+                first = read.first * group
+                yield first + lane, first + last, read.table, begin, until, 0
+
+
+def _shares(costs: Array, kv_heads: int, workers: int) -> Array:
+    """Consecutive tasks for each worker, of about the same cost."""
+    costs = np.tile(costs, kv_heads)
+    middles = np.cumsum(costs) - costs / 2
+    between = np.searchsorted(middles, costs.sum() * np.arange(1, workers) / workers)
+    return np.array([0, *between, len(costs)], np.int64)

@@ -1,0 +1,182 @@
+"""The CPU attention against float64: shared tables, windows, and NaN in every slot not written."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvtool.engine.compute.cpu import kernel, team
+from kvtool.engine.compute.cpu.attend import Cores, CoresBatch
+from kvtool.engine.compute.cpu.tasks import CHUNK, plan
+from kvtool.engine.compute.reads import Span
+
+pytestmark = pytest.mark.skipif(team.torch_team() is None, reason="torch has no workers to lend")
+
+
+@dataclass
+class Case:
+    """A packed batch over an arena whose other slots are NaN."""
+
+    spans: list[Span]
+    block: int
+    heads: int
+    kv_heads: int
+    width: int
+    window: int | None
+
+    def __post_init__(self) -> None:
+        self.tokens = self.spans[-1].last
+        slots = 1 + max(slot for span in self.spans for slot in span.slots)
+        random = torch.Generator().manual_seed(self.tokens)
+        shape = (slots, self.block, self.kv_heads, self.width)
+        self.keys, self.values = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
+        for span in self.spans:
+            for position in range(span.start):
+                place = (span.slots[position // self.block], position % self.block)
+                self.keys[place] = torch.randn(self.kv_heads, self.width, generator=random)
+                self.values[place] = torch.randn(self.kv_heads, self.width, generator=random)
+        shapes = ((self.tokens, heads, self.width) for heads in (self.heads, self.kv_heads, self.kv_heads))
+        self.query, self.key, self.value = (
+            3 * torch.randn(shape, generator=random).transpose(0, 1) for shape in shapes
+        )
+
+    def run(self, spans: list[Span], workers: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output and log-sum-exp of the rows of `spans`, of this batch or some of it."""
+        lent = team.torch_team()
+        assert lent is not None
+        cores = Cores(lent)
+        cores.workers = workers
+        rows = np.concatenate([np.arange(span.first, span.last) for span in spans])
+        first, packed = 0, []
+        for span in spans:
+            count = span.last - span.first
+            packed.append(Span(first, first + count, span.start, span.slots))
+            first += count
+        writes = np.array(
+            [
+                span.slots[position // self.block] * self.block + position % self.block
+                for span in spans
+                for position in range(span.start, span.end)
+            ]
+        )
+        batch = CoresBatch(cores, packed, self.block, writes)
+        given = (each[:, rows] for each in (self.query, self.key, self.value))
+        return batch.attend(self.keys, self.values, *given, self.width**-0.5, self.window)
+
+    def truth(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """By definition, in float64, after `run` has stored the batch's keys and values."""
+        out = torch.empty(self.tokens, self.heads, self.width, dtype=torch.float64)
+        sums = torch.empty(self.tokens, self.heads, dtype=torch.float64)
+        group = self.heads // self.kv_heads
+        for span in self.spans:
+            keys, values = (
+                each[list(span.slots)].flatten(0, 1).double() for each in (self.keys, self.values)
+            )
+            for row in range(span.first, span.last):
+                end = span.start + row - span.first + 1
+                start = 0 if self.window is None else max(0, end - self.window)
+                for head in range(self.heads):
+                    seen = keys[start:end, head // group]
+                    scores = seen @ self.query[head, row].double() * self.width**-0.5
+                    sums[row, head] = torch.logsumexp(scores, 0)
+                    out[row, head] = torch.softmax(scores, 0) @ values[start:end, head // group]
+        return out, sums
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    block = draw(st.sampled_from([1, 4, 8, 16, 32]))
+    group = draw(st.sampled_from([1, 2, 3, 8]))
+    kv_heads = draw(st.sampled_from([1, 2, 3]))
+    free = iter(draw(st.permutations(range(3000))) if draw(st.booleans()) else range(3000))
+    spans: list[Span] = []
+    first = 0
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, 80) | st.sampled_from([CHUNK - 1, CHUNK, CHUNK + 70]))
+        count = draw(st.integers(1, 40) | st.just(1))
+        table: list[int] = []
+        if spans and draw(st.booleans()):  # as much as is full and computed before both
+            other = draw(st.sampled_from(spans))
+            table = list(other.slots[: min(other.start, start) // block])
+        table += [next(free) for _ in range(-(-(start + count) // block) - len(table))]
+        spans.append(Span(first, first + count, start, table))
+        first += count
+    width = draw(st.sampled_from([8, 16, 64, 80, 128]))
+    window = draw(st.none() | st.integers(1, 100))
+    return Case(spans, block, group * kv_heads, kv_heads, width, window)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_output_and_log_sum_exp_are_those_of_the_definition(case):
+    out, sums = case.run(case.spans)
+    for stored, given_ in ((case.keys, case.key), (case.values, case.value)):
+        for span in case.spans:
+            rows = stored[list(span.slots)].flatten(0, 1)[span.start : span.end]
+            assert torch.equal(rows, given_[:, span.first : span.last].transpose(0, 1))
+    true_out, true_sums = case.truth()
+    torch.testing.assert_close(out.double(), true_out, atol=1e-4, rtol=0)
+    torch.testing.assert_close(sums.double(), true_sums, atol=1e-4, rtol=0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(cases(), st.sampled_from([1, 2, 3, 7]))
+def test_no_bit_depends_on_the_batch_or_the_workers(case, workers):
+    out, sums = case.run(case.spans)
+    for span in case.spans:
+        alone, alone_sums = case.run([span], workers)
+        assert torch.equal(alone, out[span.first : span.last])
+        assert torch.equal(alone_sums, sums[span.first : span.last])
+
+
+def test_no_bit_depends_on_where_a_prompt_is_cut():
+    length, cut = CHUNK + 150, CHUNK + 37
+    table = list(range(-(-length // 16)))
+    whole = Case([Span(0, length, 0, table)], 16, 6, 2, 64, None)
+    out, _ = whole.run(whole.spans)
+    case = Case([Span(0, length, 0, table)], 16, 6, 2, 64, None)
+    parts = [case.run([Span(first, last, first, table)])[0] for first, last in ((0, cut), (cut, length))]
+    assert torch.equal(torch.cat(parts), out)
+
+
+def test_what_nobody_can_see_has_no_weight():
+    """A window that has passed by: huge hidden scores leave no trace."""
+    case = Case([Span(0, 1, 90, list(range(6)))], 16, 2, 1, 16, 5)
+    case.keys[:5] = 1e15
+    case.values[:5] = 1e15
+    out, _ = case.run(case.spans)
+    assert float(out.abs().max()) < 10
+
+
+@settings(max_examples=30, deadline=None)
+@given(cases(), st.integers(1, 9))
+def test_every_lane_sees_its_keys_once_and_the_workers_share_all_tasks(case, workers):
+    group = case.heads // case.kv_heads
+    tasks = plan(case.spans, case.block, case.kv_heads, group, case.window, workers)
+    seen: list[list[int]] = [[] for _ in range(case.tokens * group)]
+    parts: list[set[int]] = [set() for _ in range(case.tokens * group)]
+    for first, last, table, low, high, part in tasks.tasks.tolist():
+        assert 0 < last - first <= kernel.TILE and 0 < high - low <= CHUNK
+        for number, at in enumerate(range(first, last)):
+            row = tasks.rows[at // group]
+            lane = row * group + at % group
+            parts[lane].add(part + number)
+            oldest = 0 if case.window is None else tasks.positions[row] + 1 - case.window
+            for position in range(low, high):
+                if oldest <= position <= tasks.positions[row]:
+                    slot = tasks.tables[table + position // case.block]
+                    seen[lane].append(slot * case.block + position % case.block)
+    for span in case.spans:
+        for row in range(span.first, span.last):
+            end = span.start + row - span.first + 1
+            start = 0 if case.window is None else max(0, end - case.window)
+            wanted = [span.slots[at // case.block] * case.block + at % case.block for at in range(start, end)]
+            for lane in range(row * group, (row + 1) * group):
+                assert sorted(seen[lane]) == sorted(wanted)
+                found = tasks.lane_parts[tasks.lane_starts[lane] : tasks.lane_starts[lane + 1]]
+                assert set(found.tolist()) == parts[lane]
+    assert tasks.shares[0] == 0 and tasks.shares[-1] == len(tasks.tasks) * case.kv_heads
+    assert (np.diff(tasks.shares) >= 0).all() and len(tasks.shares) == workers + 1

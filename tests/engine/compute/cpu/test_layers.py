@@ -1,0 +1,88 @@
+"""Layers on CPU cores: near float64, and the same bits for a row in whatever company."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from kvtool.engine.compute.cpu import layers, products, team, vector
+
+pytestmark = pytest.mark.skipif(team.torch_team() is None, reason="torch has no workers to lend")
+
+
+def linear(inputs: int, outputs: int, seed: int, bias: bool = False) -> nn.Linear:
+    torch.manual_seed(seed)
+    return nn.Linear(inputs, outputs, bias=bias).requires_grad_(False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 200), st.integers(1, 210), st.integers(1, 150), st.booleans())
+def test_products_are_those_of_float64(inputs, outputs, rows, bias):
+    plain = linear(inputs, outputs, inputs + outputs, bias)
+    states = torch.randn(rows, inputs)
+    truth = plain.double()(states.double())
+    plain.float()
+    torch.testing.assert_close(layers.PackedLinear(plain)(states).double(), truth, atol=1e-5, rtol=0)
+    if inputs % vector.LANES == 0:
+        torch.testing.assert_close(layers.TiedHead(plain)(states).double(), truth, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("name", ["linear", "mlp", "head", "norm"])
+def test_a_row_has_the_same_bits_in_every_batch_and_with_any_workers(monkeypatch, name, workers):
+    made = {
+        "linear": lambda: layers.PackedLinear(linear(160, 130, 0, True)),
+        "mlp": lambda: layers.GatedMLP(
+            *(layers.PackedLinear(linear(*shape, 1)) for shape in ((160, 130), (160, 130), (130, 160))),
+            products.SILU,
+        ),
+        "head": lambda: layers.TiedHead(linear(160, 333, 2)),
+        "norm": lambda: layers.RMSNorm(nn.Parameter(torch.randn(160), requires_grad=False), 1e-5),
+    }
+    layer = made[name]()
+    states = torch.randn(311, 160)
+    together = layer(states)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: workers)
+    for size in (1, 2, 3, 7, 23, 64, 65):
+        assert torch.equal(torch.cat([layer(some) for some in states.split(size)]), together)
+
+
+@pytest.mark.parametrize(
+    ("activation", "function"),
+    [
+        (products.SILU, functional.silu),
+        (products.GELU_TANH, lambda gates: functional.gelu(gates, approximate="tanh")),
+    ],
+)
+def test_activations_hold_for_all_that_a_gate_can_be(activation, function):
+    gate, up, down = (linear(16, 16, seed) for seed in range(3))
+    for each in (gate, up, down):
+        each.weight.copy_(torch.eye(16))
+    up.weight.zero_()
+    up.bias = nn.Parameter(torch.ones(16), requires_grad=False)
+    packed = (layers.PackedLinear(each) for each in (gate, up, down))
+    gates = torch.cat([torch.linspace(-120, 120, 4800), torch.tensor([-1e30, -3e3, 3e3, 1e30] * 4)])
+    out = layers.GatedMLP(*packed, activation)(gates.view(-1, 16)).flatten()
+    truth = function(gates.double()).float()
+    torch.testing.assert_close(out, truth, atol=1e-6, rtol=1e-6)
+
+
+def test_a_norm_is_that_of_float64():
+    weight = nn.Parameter(torch.randn(77), requires_grad=False)
+    rows = torch.randn(2, 600, 77) * torch.logspace(-6, 6, 600)[:, None]
+    exact = rows.double()
+    truth = exact / (exact.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    torch.testing.assert_close(layers.RMSNorm(weight, 1e-5)(rows).double(), truth, atol=0, rtol=2e-6)
+
+
+def test_copies_and_strided_rows_are_computed_from_their_own_memory():
+    first = layers.PackedLinear(linear(48, 64, 0, True))
+    second = copy.deepcopy(first)
+    second.packed.zero_()
+    rows = torch.randn(48, 9).t()
+    assert torch.equal(second(rows), first.bias.expand(9, 64))
+    torch.testing.assert_close(first(rows), functional.linear(rows, first.weight, first.bias))
