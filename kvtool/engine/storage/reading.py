@@ -123,7 +123,7 @@ class BlockLift:
         self, host: HostBlocks, moves: Sequence[Move], readers: Executor, runs: Sequence[Run]
     ) -> None:
         self._host = host
-        self._moves = moves
+        self._moves = list(moves)  # the pool takes from its own what has landed
         self._states = [State.COMING] * len(moves)
         self._found: dict[int, Encoded] = {}
         self._tasks = [readers.submit(self._read, run) for run in runs]
