@@ -36,9 +36,16 @@ ASKED = 60.0
 """Seconds that blocks stay up that an admin asked for."""
 
 
+REST = 8
+"""What part of a chunk goes with the chunk before it: a few tokens' step reads all weights, too."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """chunk_tokens: most tokens of one forward that are not decodes. running: most requests in it."""
+    """chunk_tokens: most tokens of one forward that are not decodes, but for a prompt's last few.
+
+    running: most requests in it.
+    """
 
     chunk_tokens: int = 512
     running: int = 16
@@ -296,9 +303,11 @@ class Scheduler:
         left = self._limits.chunk_tokens
         for request in self.running:
             remaining = request.remaining
-            if remaining == 1 or request.loading or not left:
+            if remaining == 1 or request.loading or left <= 0:
                 continue
             count = min(remaining, left)
+            if remaining - count <= self._limits.chunk_tokens // REST:
+                count = remaining
             if count < remaining:  # end at a block's border: fewer chunk shapes, the same sums on a rerun
                 count = (request.computed + count) // self._size * self._size - request.computed
             if count > 0:

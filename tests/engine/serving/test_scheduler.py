@@ -78,6 +78,14 @@ def test_prefill_is_chunked_at_block_borders_and_mixed_with_decodes(fake_engine:
     assert len(short.request.generated) > 3
 
 
+@pytest.mark.parametrize(("rest", "steps"), [(2, [16, 18]), (3, [16, 16, 3])])
+def test_a_prompts_last_few_tokens_get_no_step_of_their_own(fake_engine: Make, rest, steps) -> None:
+    engine = fake_engine(device=64, limits=Limits(chunk_tokens=16, running=8))
+    engine.ask(list(range(100, 132 + rest)), 1)
+    engine.run()
+    assert engine.memory.steps == [[step] for step in steps]
+
+
 def test_a_full_pool_puts_the_youngest_back_and_all_answers_are_right(
     fake_engine: Make, answer: Answer
 ) -> None:
