@@ -70,7 +70,7 @@ def _narrow(sums, apart, panel, width, rows, inputs, count, depth, ahead, hop): 
 
 @njit
 def _panel(sums, apart, panel, width, bias, rows, inputs, count, most):  # type: ignore[no-untyped-def]
-    """sums [count, width] = bias [width] + rows [count, inputs] times panel [inputs, width], `most` by `most`."""
+    """sums [count, width] = bias [width] + rows [count, inputs] times panel [inputs, width]."""
     start = carray(vector.floats(bias), width)
     for row in range(count):
         out = carray(vector.floats(sums + 4 * row * apart), width)
