@@ -81,6 +81,10 @@ class Connection(H11Protocol):  # type: ignore[misc]
             self.transport.write(_answer(status, message, kind))
         self.transport.close()
 
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is refused in the shape of all errors."""
+        self.refuse_rest(HTTPStatus.BAD_REQUEST, msg)
+
     def _await_request(self) -> None:
         self._since, self._received = self.loop.time(), 0
         self._arriving = self.loop.call_later(ARRIVAL, self._look)

@@ -21,7 +21,7 @@ from kvtool.engine.serving.document import describe
 from kvtool.engine.serving.engine import Engine
 from kvtool.engine.serving.intake import Arrival, Intake
 from kvtool.engine.serving.keys import Keys
-from kvtool.engine.serving.limits import BodyLimit
+from kvtool.engine.serving.limits import BodyLimit, KeyFirst
 from kvtool.engine.serving.metrics import Metrics
 from kvtool.engine.serving.respond import Deltas, respond
 
@@ -52,8 +52,16 @@ def create_app(engine: Engine, metrics: Metrics, keys: Keys) -> FastAPI:
         intake.close()
         engine.close(engine.runtime.left)
 
-    app = FastAPI(title="kvtool serve", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="kvtool serve",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # where to would be what the client calls this host
+    )
     app.add_middleware(BodyLimit, limit=engine.config.body_limit)
+    app.add_middleware(KeyFirst, keys=keys)
     _answer_errors(app)
 
     def caller(request: Request) -> str:

@@ -2,10 +2,11 @@
 
 import json
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -352,6 +353,7 @@ def test_wrong_paths_and_methods_are_errors_in_openais_shape(server: Any) -> Non
         ("GET", "/v2", 404),
         ("GET", "/v1/completions", 405),
         ("GET", "/../etc", 404),
+        ("POST", "/v1/completions/", 404),
     ):
         answer = WEB.request(method, server.url + path)
         assert answer.status_code == status and answer.json()["error"]["message"]
@@ -569,6 +571,27 @@ def test_a_body_over_the_limit_is_413(serving: Serving, tiny_model: Path) -> Non
         assert answer.status_code == 413 and answer.json()["error"]["code"] == "request_too_large"
 
 
+def test_bodies_of_all_requests_together_are_bounded(serving: Serving, tiny_model: Path) -> None:
+    with serving(model=str(tiny_model), block_size=8, device_blocks=16, body_limit=1000) as running:
+        url, host = f"{running.url}/v1/completions", running.url.removeprefix("http://").split(":")
+        body = json.dumps({"model": "tiny-llama", "prompt": "x", "max_tokens": 1, "user": "x" * 900}).encode()
+        assert WEB.post(url, content=body, headers={"content-type": "application/json"}).status_code == 200
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
+        with ExitStack() as uploads:
+            for _ in range(16):
+                upload = uploads.enter_context(socket.create_connection((host[0], int(host[1])), timeout=60))
+                upload.sendall(head + b"x" * 970)
+            answers = [
+                WEB.post(url, content=body, headers={"content-type": "application/json"}) for _ in range(20)
+            ]
+            refused = answers[-1]  # by then all of them have come
+            assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+            assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+            assert WEB.get(f"{running.url}/health").status_code == 200
+        while WEB.post(url, content=body, headers={"content-type": "application/json"}).status_code != 200:
+            threading.Event().wait(0.01)  # until the server has seen that they left
+
+
 def test_many_clients_on_a_small_pool_all_finish_or_are_refused_and_answers_are_right(
     serving: Serving, tiny_model: Path
 ) -> None:
@@ -651,5 +674,9 @@ def test_keys_separate_tenants_and_guard_the_cache(
             assert WEB.get(f"{running.url}/kv/blocks", headers=headers).status_code == status
             assert WEB.get(f"{running.url}/kv/stats", headers=headers).status_code == status
         assert WEB.get(f"{running.url}/v1/models").status_code == 401
+        for path in ("/v1/completions", "/v1/chat/completions", "/kv/pin", "/v1/nothing"):
+            refused = WEB.post(f"{running.url}{path}", content=b"{" * 20_000_000)
+            assert refused.status_code == 401, "nobody reads what comes without a key"
+            assert refused.headers["www-authenticate"] == "Bearer"
         assert WEB.get(f"{running.url}/kv/stats").status_code == 401
         assert WEB.get(f"{running.url}/health").status_code == 200

@@ -68,6 +68,16 @@ def test_a_request_that_does_not_arrive_is_408(server: Any, impatient: None, par
     assert error["type"] == "invalid_request_error" and "too long to arrive" in error["message"]
 
 
+@pytest.mark.parametrize("sent", [b"HELLO\r\n\r\n", HEAD.replace(b"%d", b"-5"), HEAD % 5 + b"\0" * 5])
+def test_what_is_no_request_is_400_in_openais_shape(server: Any, sent: bytes) -> None:
+    with connected(server) as client:
+        client.sendall(sent)
+        answer = HTTPResponse(client)
+        answer.begin()
+        error = json.loads(answer.read())["error"]
+    assert answer.status == 400 and error["type"] == "invalid_request_error"
+
+
 def test_who_says_nothing_is_hung_up_on(server: Any, impatient: None) -> None:
     with connected(server) as client:
         assert rest(client) == b""
