@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvtool.engine.compute.arena import Arena
 from kvtool.engine.compute.cpu import kernel, team, vector
-from kvtool.engine.compute.cpu.tasks import Tasks, plan
+from kvtool.engine.compute.cpu.tasks import plan
 from kvtool.engine.compute.reads import Span
 
 
@@ -21,11 +21,11 @@ class Cores:
         self.workers = torch.get_num_threads()
         self._kept = {name: np.empty(0, np.float32) for name in ("parts", "tiles")}
 
-    def scratch(self, name: str, size: int) -> int:
-        """Address of at least `size` float32, valid until more of the same name are asked for."""
+    def scratch(self, name: str, size: int) -> NDArray[np.float32]:
+        """At least `size` float32; the caller keeps them, as more of the same name replace them here."""
         if self._kept[name].size < size:
             self._kept[name] = np.empty(size, np.float32)
-        return self._kept[name].ctypes.data
+        return self._kept[name]
 
 
 def cores_for(arena: Arena) -> Cores | None:
@@ -53,7 +53,9 @@ class CoresBatch:
         self._spans = spans
         self._block_size = block_size
         self._writes = writes
-        self._plans: dict[tuple[int, int, int, int | None], tuple[Tasks, NDArray[np.int64]]] = {}
+        self._plans: dict[tuple[int, int, int, int | None], NDArray[np.int64]] = {}
+        self._addressed: list[object] = []
+        """What the plans' addresses lead to."""
 
     def attend(
         self,
@@ -95,6 +97,8 @@ class CoresBatch:
             tasks = plan(self._spans, self._block_size, kv_heads, heads // kv_heads, window, cores.workers)
             given = np.zeros(kernel.FIELDS, np.int64)
             size = kernel.scratch_size(width)
+            parts = cores.scratch("parts", kv_heads * tasks.parts * (width + 2))
+            tiles = cores.scratch("tiles", cores.workers * size)
             for field, number in (
                 (kernel.WORKERS, cores.workers),
                 (kernel.NUMBER, cores.team.number),
@@ -108,8 +112,8 @@ class CoresBatch:
                 (kernel.WINDOW, window or 0),
                 (kernel.TASK_COUNT, len(tasks.tasks)),
                 (kernel.PART_COUNT, tasks.parts),
-                (kernel.PARTS, cores.scratch("parts", kv_heads * tasks.parts * (width + 2))),
-                (kernel.SCRATCH, cores.scratch("tiles", cores.workers * size)),
+                (kernel.PARTS, parts.ctypes.data),
+                (kernel.SCRATCH, tiles.ctypes.data),
                 (kernel.SCRATCH_SIZE, size),
             ):
                 given[field] = number
@@ -125,5 +129,6 @@ class CoresBatch:
             ):
                 assert array.dtype == np.int64 and array.flags.c_contiguous
                 given[field] = array.ctypes.data
-            self._plans[alike] = (tasks, given)
-        return self._plans[alike][1]
+            self._plans[alike] = given
+            self._addressed += (tasks, parts, tiles)
+        return self._plans[alike]

@@ -142,6 +142,22 @@ def test_no_bit_depends_on_where_a_prompt_is_cut():
     assert torch.equal(torch.cat(parts), out)
 
 
+def test_layers_of_several_windows_leave_what_others_own_alone():
+    """A layer that needs more scratch memory comes between two of another window."""
+    start, rows = 3000, 60
+    case = Case([Span(0, rows, start, list(range(-(-(start + rows) // 16))))], 16, 8, 2, 64, None)
+    lent = team.torch_team()
+    assert lent is not None
+    batch = CoresBatch(Cores(lent), case.spans, 16, np.arange(start, start + rows))
+    given = (case.keys, case.values, case.query, case.key, case.value, 0.125)
+    first, _ = batch.attend(*given, 20)
+    batch.attend(*given, None)
+    others = [np.zeros(8 * rows * 66, np.float32) for _ in range(200)]
+    again, _ = batch.attend(*given, 20)
+    assert torch.equal(again, first)
+    assert not any(other.any() for other in others)
+
+
 def test_what_nobody_can_see_has_no_weight():
     """A window that has passed by: huge hidden scores leave no trace."""
     case = Case([Span(0, 1, 90, list(range(6)))], 16, 2, 1, 16, 5)
