@@ -71,6 +71,18 @@ def test_a_gated_mlp_keeps_its_activation(ours, activation, bias):
     torch.testing.assert_close(after, before, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("size", [0.02, 1, 50, 3000])
+@pytest.mark.parametrize("activation", [nn.GELU(), nn.ReLU(), nn.Hardswish()], ids=str)
+def test_a_large_or_small_weight_does_not_hide_an_activation(ours, activation, size):
+    torch.manual_seed(1)
+    layer = MLP(activation, bias=False)
+    layer.gate_proj.weight.data.mul_(size)
+    kept = copy.deepcopy(layer)
+    model, _, _ = fused(layer)
+    rows = torch.randn(2, 700, 24) / size
+    torch.testing.assert_close(model(rows), kept(rows), atol=1e-6 / size, rtol=1e-4)
+
+
 @pytest.mark.parametrize("layer", [MLP(nn.Mish(), False), MLP(nn.SiLU(), True, factor=1.001)])
 def test_an_mlp_that_computes_something_else_stays(ours, layer):
     layer = copy.deepcopy(layer)
