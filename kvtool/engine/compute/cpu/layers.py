@@ -30,6 +30,7 @@ def _multiply(
     lent, workers = _team(), torch.get_num_threads()
     rows = rows.contiguous()
     inputs = rows.shape[-1]
+    assert rows.dtype == weight.dtype == torch.float32, "the kernels read float32"
     out = rows.new_empty(*rows.shape[:-1], outputs)
     room = rows.new_empty(scratch * workers)
     addresses = [0 if each is None else each.data_ptr() for each in (weight, bias, gate, gate_bias)]
@@ -69,6 +70,7 @@ class PackedLinear(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """rows [..., in] -> [..., out]."""
+        assert rows.shape[-1] == self.in_features
         out = _multiply(products.layer_work(), rows, len(self.start), self.packed, self.start, 0)
         return out if len(self.start) == self.out_features else out[..., : self.out_features].contiguous()
 
@@ -86,6 +88,7 @@ class GatedMLP(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """rows [..., hidden] -> [..., hidden]."""
         gate, up = self.gate_proj, self.up_proj
+        assert rows.shape[-1] == up.in_features
         states = _multiply(
             products.layer_work(), rows, len(up.start), up.packed, up.start, products.ROWS * products.PANEL,
             gate.packed, gate.start, self._activation,
@@ -104,6 +107,7 @@ class TiedHead(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """rows [..., in] -> [..., out]."""
+        assert rows.shape[-1] == self.weight.shape[1]
         out = _multiply(products.head_work(), rows, self.weight.shape[0], self.weight, None, 0)
         if self.bias is not None:
             out += self.bias
@@ -118,7 +122,7 @@ class RMSNorm(nn.Module):
     def __init__(self, weight: nn.Parameter, epsilon: float) -> None:
         super().__init__()
         self.weight = weight
-        self.register_buffer("epsilon", torch.tensor([epsilon]), persistent=False)
+        self.register_buffer("epsilon", torch.tensor([epsilon], dtype=torch.float32), persistent=False)
 
     def forward(self, rows: Tensor) -> Tensor:
         """rows [..., n] -> [..., n]."""
@@ -127,6 +131,7 @@ class RMSNorm(nn.Module):
         out = torch.empty_like(rows)
         workers = 1 if rows.numel() <= ALONE else torch.get_num_threads()
         width = rows.shape[-1]
+        assert rows.dtype == self.weight.dtype == torch.float32 and width == len(self.weight)
         given = _NORM_FIELDS(
             workers, lent.number, lent.crew, rows.numel() // width, width, rows.data_ptr(),
             self.weight.data_ptr(), out.data_ptr(), self.epsilon.data_ptr(),

@@ -86,3 +86,33 @@ def test_copies_and_strided_rows_are_computed_from_their_own_memory():
     rows = torch.randn(48, 9).t()
     assert torch.equal(second(rows), first.bias.expand(9, 64))
     torch.testing.assert_close(first(rows), functional.linear(rows, first.weight, first.bias))
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp", "head", "norm"])
+def test_what_the_kernels_would_misread_is_refused(name):
+    layer = {
+        "linear": lambda: layers.PackedLinear(linear(32, 32, 0)),
+        "mlp": lambda: layers.GatedMLP(
+            *(layers.PackedLinear(linear(32, 32, 1)) for _ in range(3)), products.SILU
+        ),
+        "head": lambda: layers.TiedHead(linear(32, 32, 2)),
+        "norm": lambda: layers.RMSNorm(nn.Parameter(torch.ones(32), requires_grad=False), 1e-5),
+    }[name]()
+    layer(torch.ones(2, 32))
+    with pytest.raises(AssertionError):
+        layer(torch.ones(2, 16))
+    with pytest.raises(AssertionError):
+        layer(torch.ones(2, 32, dtype=torch.bfloat16))
+    layer.to(torch.bfloat16)
+    with pytest.raises(AssertionError):
+        layer(torch.ones(2, 32))
+
+
+def test_a_norm_does_not_depend_on_what_kind_of_numbers_torch_prefers():
+    rows, weight = torch.randn(3, 40) / 1000, nn.Parameter(torch.ones(40), requires_grad=False)
+    before = layers.RMSNorm(weight, 1e-5)(rows)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(layers.RMSNorm(weight, 1e-5)(rows), before)
+    finally:
+        torch.set_default_dtype(torch.float32)
