@@ -3,10 +3,10 @@
     python benchmarks/serve_seed.py [--part sessions documents affinity prediction]
 
 sessions: 20 clients at once, in the original with 8K shared and 16K own tokens each, here with `--shared` and
-`--own`: first token, decode rate, blocks in use. Their second turn is the agents' usual case: the context is
-there, and a tool result of 64 tokens is new. Beside sharing, with a salt for each session (it finds its own
-history, as a server without shared blocks would) and for each request (nothing is used again, as without a
-prefix cache). capacity: how many such sessions can take turns in a device pool for 20 that share nothing.
+`--own`: first token, decode rate, blocks in use, of every turn. Turns after the first are the agents' usual case:
+the context is there, and a tool result of 64 tokens is new. Beside sharing, with a salt for each session (it
+finds its own history, as a server without shared blocks would) and for each request (nothing is used again, as
+without a prefix cache). capacity: how many such sessions can take turns in a device pool for 20 that share nothing.
 documents: 40 requests over one system prompt and 5 documents, 16K tokens: tokens computed. affinity:
 4 replicas, each with room for a quarter of the agents' prefixes, requests sent where the simulator says
 (`most`: each prefix computed once). prediction: what kvtool's simulator says of a recorded stream, and what a
@@ -41,9 +41,7 @@ from kvtool.requests import Request, Source
 VOCAB = 49000
 TINY_VOCAB = 258
 TURN = 64
-"""Tokens that a session's second turn adds."""
-
-TURNS = ("first_turn", "second_turn")
+"""Tokens that each of a session's turns after the first adds."""
 
 
 def tiny_model(folder: Path) -> str:
@@ -116,11 +114,12 @@ def summed(times: list[dict[str, float]], answer: int) -> dict[str, float]:
 
 
 def sessions(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Both turns of all sessions, with room for all: prefixes shared, each session's own, nothing kept."""
+    """All turns of all sessions, with room for all: prefixes shared, each session's own, nothing kept."""
     count, answer = arguments.sessions, arguments.answer
     own = [prompt(arguments.own, 100 + number, VOCAB) for number in range(count)]
     contexts = [[*prompt(arguments.shared, 1, VOCAB), *each] for each in own]
-    blocks = count * -(-(arguments.shared + arguments.own + TURN + 2 * answer) // BLOCK) + count
+    longest = arguments.shared + arguments.own + TURN * (arguments.turns - 1) + answer
+    blocks = count * (-(-longest // BLOCK) + arguments.turns)
     options = (
         "--device-blocks",
         2 * blocks,
@@ -136,7 +135,7 @@ def sessions(arguments: argparse.Namespace) -> dict[str, Any]:
         with running("embedded", *options) as client:
             client.post("/kv/reset", json={})
             turns = []
-            for turn in range(2):
+            for turn in range(arguments.turns):
                 new = [[*ids, *prompt(TURN * turn, 900 + at, VOCAB)] for at, ids in enumerate(contexts)]
                 before, spent = stats(client)["counts"].get("computed_tokens", 0), cpu()
                 bodies = [
@@ -149,7 +148,7 @@ def sessions(arguments: argparse.Namespace) -> dict[str, Any]:
                 row["blocks_used"] = now["tiers"]["device"]["used"]
                 row["preemptions"] = now["counts"].get("preemptions", 0)
                 turns.append(row)
-        found[name] = {"first_turn": turns[0], "second_turn": turns[1]}
+        found[name] = turns
     return {**found, **compared(found)}
 
 
@@ -162,17 +161,17 @@ SALTS: dict[str, Callable[[int, int], str | None]] = {
 
 
 def compared(found: dict[str, Any]) -> dict[str, Any]:
-    """The other ways over the shared one: first tokens by turn and over both, blocks of the first turn."""
+    """The other ways over the shared one: first tokens by turn and over all, blocks of the first turn."""
     ratios: dict[str, Any] = {}
     for name in ("own_prefix", "no_reuse"):
         for field in ("first_token_mean", "cpu_seconds"):
-            theirs, ours = ([found[way][turn][field] for turn in TURNS] for way in (name, "shared_prefix"))
-            each = [round(over / under, 2) for over, under in zip(theirs, ours, strict=True)]
+            theirs, ours = ([turn[field] for turn in found[way]] for way in (name, "shared_prefix"))
             ratios[f"{field}_of_{name}"] = {
-                **dict(zip(TURNS, each, strict=True)),
-                "both": round(sum(theirs) / sum(ours), 2),
+                "turns": [round(over / under, 2) for over, under in zip(theirs, ours, strict=True)],
+                "first_two": round(sum(theirs[:2]) / sum(ours[:2]), 2),
+                "all": round(sum(theirs) / sum(ours), 2),
             }
-    used = [found[way]["first_turn"]["blocks_used"] for way in ("shared_prefix", "own_prefix")]
+    used = [found[way][0]["blocks_used"] for way in ("shared_prefix", "own_prefix")]
     return {**ratios, "memory_ratio": round(used[0] / used[1], 3)}
 
 
@@ -326,6 +325,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=20)
     parser.add_argument("--shared", type=int, default=512)
     parser.add_argument("--own", type=int, default=1024)
+    parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--answer", type=int, default=8, help="tokens of a session's answers")
     arguments = parser.parse_args()
     document: dict[str, Any] = {"load": [load()]}
