@@ -2,15 +2,15 @@
 
     python benchmarks/serve_seed.py [--part sessions documents affinity prediction]
 
-sessions: 20 clients at once, in the original with 8K shared and 16K own tokens each, here with `--shared` and
-`--own`: first token, decode rate, blocks in use, of every turn. Turns after the first are the agents' usual case:
-the context is there, and a tool result of 64 tokens is new. Beside sharing, with a salt for each session (it
-finds its own history, as a server without shared blocks would) and for each request (nothing is used again, as
-without a prefix cache). capacity: how many such sessions can take turns in a device pool for 20 that share nothing.
-documents: 40 requests over one system prompt and 5 documents, 16K tokens: tokens computed. affinity:
-4 replicas, each with room for a quarter of the agents' prefixes, requests sent where the simulator says
-(`most`: each prefix computed once). prediction: what kvtool's simulator says of a recorded stream, and what a
-server then serves.
+sessions: 20 clients at once, in the original with 8K shared and 16K own tokens each, here with `--shared`
+and `--own`: first token, decode rate, blocks in use, of every turn. Turns after the first are the agents'
+usual case: the context is there, and a tool result of 64 tokens is new. Beside sharing, with a salt for
+each session (it finds its own history, as a server without shared blocks would) and for each request
+(nothing is used again, as without a prefix cache). capacity: how many such sessions can take turns in a
+device pool for 20 that share nothing. documents: 40 requests over one system prompt and 5 documents, 16K
+tokens: tokens computed. affinity: 4 replicas, each with room for a quarter of the agents' prefixes,
+requests sent where the simulator says (`most`: each prefix computed once). prediction: what kvtool's
+simulator says of a recorded stream, and what a server then serves.
 
 Memory, counts and hit rates do not depend on the weights, so all but `sessions` run a tiny random model that
 knows 32K positions; times are the embedded model's.
