@@ -152,7 +152,7 @@ def answers(
         deltas: list[Delta] = []
         fields = {"choose": Rules(GREEDY), "max_tokens": tokens, **kind}
         request = Generation(
-            prompt=np.frombuffer(b"the same words " * 2 + bytes([65 + number]) * 5, np.uint8).astype(
+            prompt=np.frombuffer(b"the same words " * 2 + bytes([65 + number]) * 8, np.uint8).astype(
                 np.uint32
             ),
             root=namespace("test"),
