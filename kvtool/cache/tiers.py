@@ -86,6 +86,8 @@ class TieredPool:
         """Blocks that left the last tier that had them: computed anew if asked for."""
         self.crowded = 0
         """Demotions that found every block of a tier held."""
+        self.unwritten: set[int] = set()
+        """Blocks that the disk tier could not take: `back_up` leaves them alone until this is cleared."""
         self.broken = 0
         """Copies discarded as bad; blocks below such a one are unreachable until it is computed again."""
 
@@ -100,6 +102,7 @@ class TieredPool:
         """Give a forgotten id, resident nowhere, to a new identity."""
         self.device.renew_node(node, parent)
         self._decoded.discard(node)
+        self.unwritten.discard(node)
         self._shard_row.pop(node, None)
         if shard_row >= 0:
             self._shard_row[node] = shard_row
@@ -281,7 +284,7 @@ class TieredPool:
         for node in waiting.tolist():
             parent = int(state.parent[node])
             safe = parent < 0 or disk.slot_of(parent) >= 0 or parent in self._shard_row
-            if node in self._shard_row or not safe:
+            if node in self._shard_row or node in self.unwritten or not safe:
                 continue
             host = self.lower.get(Tier.HOST)
             if host is not None and host.slot_of(node) >= 0:  # its bytes, should it be encoded there

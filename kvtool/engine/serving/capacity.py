@@ -70,8 +70,13 @@ def device_codec(config: ServeConfig, shape: BlockShape) -> Quantized | None:
     return codec
 
 
-def plan_tiers(config: ServeConfig, model: Model, shape: BlockShape, below: "BlockCodec") -> Tiers:
-    """Capacities; `below`: codec of host and disk. KvtoolError when a size is less than one."""
+def plan_tiers(
+    config: ServeConfig, model: Model, shape: BlockShape, below: "BlockCodec", kept: int = 0
+) -> Tiers:
+    """Capacities; `below`: codec of host and disk. KvtoolError when a size is less than one.
+
+    kept: bytes that an earlier server's blocks take of the disk, which are this one's to use.
+    """
     raw = block_bytes(model, shape.block_size)
     slot = max(codecs.block_bytes(below, shape, first) for first in (False, True))
     memory = config.device_memory or (0 if config.device_blocks else _default_memory(model))
@@ -94,11 +99,18 @@ def plan_tiers(config: ServeConfig, model: Model, shape: BlockShape, below: "Blo
     host = (used // 2 if config.host_memory is None else config.host_memory) // slot
     disk = 0
     if config.disk is not None:
-        config.disk.mkdir(parents=True, exist_ok=True)
         record = record_bytes(shape.block_size, slot)
-        disk = min(config.disk_memory, shutil.disk_usage(config.disk).free) // record
+        try:
+            config.disk.mkdir(parents=True, exist_ok=True)
+            room = shutil.disk_usage(config.disk).free + kept
+        except OSError as error:
+            raise KvtoolError(f"--disk {config.disk}: {error.strerror}", "name another folder") from error
+        disk = min(config.disk_memory, room) // record
         if disk < 1:
-            raise KvtoolError(f"--disk {config.disk}: no room for a block of {record:,} bytes")
+            raise KvtoolError(
+                f"--disk {config.disk}: no room for a block of {record:,} bytes",
+                "make room there, or raise --disk-memory",
+            )
     return Tiers(device, lent, host, disk, block, slot)
 
 

@@ -35,7 +35,7 @@ from kvtool.engine.storage.reuse import REUSE, read_reuse
 from kvtool.engine.storage.shards import ShardSet, open_shards
 from kvtool.engine.storage.signature import load_key
 from kvtool.engine.storage.store import BlockStore
-from kvtool.engine.storage.writeback import WriteBack
+from kvtool.engine.storage.writeback import WriteBack, bytes_taken
 from kvtool.errors import KvtoolError
 from kvtool.prompts.normalizer import Normalizer
 
@@ -46,6 +46,9 @@ EXACT = {"codec": "raw"}
 
 BACKED_UP_AT_ONCE = 4
 """Blocks copied to the write-back area between two looks at the queue."""
+
+WRITE_AGAIN = 60.0
+"""Seconds after which what could not be written is tried again while nothing else is to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ class Engine:
         """Finish or cancel requests, save what the disk can keep, close files."""
         self.runtime.close(wait)
         deadline = time.monotonic() + wait
+        self.scheduler.pool.unwritten.clear()
         while self.scheduler.pool.back_up(BACKED_UP_AT_ONCE) and time.monotonic() < deadline:
             self.scheduler.execute_moves()
         self.store.close()
@@ -106,11 +110,12 @@ def build_engine(config: ServeConfig, observer: Observer) -> Engine:
     policy = load_policy(config, block_size)
     identity = Identity.of_model(model, block_size)
     codec = load_codec({"codec": config.codec_below})
-    tiers = plan_tiers(config, model, identity.shape, codec)
+    folder = None if config.disk is None else config.disk / identity.root().hex()
+    kept = 0 if folder is None else bytes_taken(folder)
+    tiers = plan_tiers(config, model, identity.shape, codec, kept)
     device = make_arena(config, model, identity.shape, tiers)
     area = None
-    if config.disk is not None:
-        folder = config.disk / identity.root().hex()
+    if folder is not None:
         area = WriteBack(folder, tiers.disk, block_size, tiers.slot_bytes, config.codec_below)
     host = host_blocks(model, device, tiers, identity.shape, codec)
     store = BlockStore(device, identity.shape, codec, host, area, shards)
@@ -139,7 +144,13 @@ def build_engine(config: ServeConfig, observer: Observer) -> Engine:
         read_outlook(config.shards) if config.shards is not None else None,
     )
 
+    forgiven = time.monotonic()
+
     def back_up() -> bool:
+        nonlocal forgiven
+        if time.monotonic() >= forgiven + WRITE_AGAIN:
+            forgiven = time.monotonic()
+            pool.unwritten.clear()
         moves = pool.back_up(BACKED_UP_AT_ONCE)
         scheduler.execute_moves()
         return bool(moves)
@@ -242,7 +253,10 @@ def _agree(shards: ShardSet, model: Model, config: ServeConfig) -> int:
     stored = shards.manifest.identity
     size = stored.shape.block_size
     if config.block_size not in (None, size):
-        raise KvtoolError(f"--block-size {config.block_size}: the shards have blocks of {size} tokens")
+        raise KvtoolError(
+            f"--block-size {config.block_size}: the shards have blocks of {size} tokens",
+            "leave --block-size out",
+        )
     differences = stored.differences(Identity.of_model(model, size))
     if differences:
         raise KvtoolError(

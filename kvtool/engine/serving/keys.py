@@ -48,7 +48,7 @@ class Keys:
                 raise KvtoolError(f"{path}, line {number}: expected KEY or KEY TENANT, each key once")
             tenants[words[0]] = words[1] if len(words) == 2 else ""
         if not tenants:
-            raise KvtoolError(f"{path}: no keys in it")
+            raise KvtoolError(f"{path}: no keys in it", "write a line KEY, KEY TENANT or KEY admin for each")
         return cls(tenants, host)
 
     def caller(self, authorization: str | None) -> Caller:

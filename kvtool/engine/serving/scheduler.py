@@ -112,6 +112,7 @@ class Scheduler:
             self.counts[f"moves_{move.source.name.lower()}_{move.target.name.lower()}"] += 1
         for move in self._store.execute(moves):
             self.pool.discard(move.node, move.target)
+            self.pool.unwritten.add(move.node)
             self.counts["failed_moves"] += 1
 
     def step(self) -> bool:

@@ -8,6 +8,8 @@ has more stored than the host's memory holds it only costs a copy, and disks are
 """
 
 import logging
+import math
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -48,6 +50,9 @@ READERS = 4
 AHEAD = 2
 """Threads that read what nobody waits for yet; they are others, so that a guess delays no request."""
 
+QUIET = 60.0
+"""Seconds between two warnings of blocks that could not be written."""
+
 SHORTEST = 2 << 20
 """Bytes of a run below which more readers would not make it faster."""
 
@@ -83,6 +88,8 @@ class BlockStore:
         self._codecs = {name: load_codec(config) for name, config in names.items()}
         self._lanes = lanes or lanes_of(device.device)
         self._buffers = Staging()
+        self._dropped = 0
+        self._quiet_until = -math.inf
         self._area = None
         on_gpu = device.device.type == "cuda"
         sizes = [] if shards is None else [row.bytes for row in shards.rows]
@@ -236,10 +243,24 @@ class BlockStore:
                 data = bytes(self._host.encoded(move.source_slot, first).data)
             self._disk.write(move.target_slot, survivor_of(self.index, move.node, move.target_slot), data)
         except (OSError, KvtoolError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            log.warning("write-back failed, the block is dropped: %s", reason)
+            self._warn_of_loss(error)
             return False
         return True
+
+    def _warn_of_loss(self, error: OSError | KvtoolError) -> None:
+        """Once in a while: a full disk refuses every block."""
+        assert self._disk is not None
+        self._dropped += 1
+        now = time.monotonic()
+        if now < self._quiet_until:
+            return
+        self._quiet_until = now + QUIET
+        what = "a block is" if self._dropped == 1 else f"{self._dropped} blocks are"
+        reason = str(error)
+        if isinstance(error, OSError):
+            reason = f"{self._disk.file.path}: {error.strerror} (make room there, or lower --disk-memory)"
+        log.warning("write-back failed, %s not kept on disk: %s", what, reason)
+        self._dropped = 0
 
     def _is_first(self, node: int) -> bool:
         assert self.index is not None

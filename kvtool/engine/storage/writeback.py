@@ -5,7 +5,6 @@ where a block stands is read from the headers at start, so there is no index to 
 Writes are not synced: a torn record fails its checksum and is computed anew.
 """
 
-import errno
 import fcntl
 import os
 import struct
@@ -19,6 +18,7 @@ from kvtool.blocks import BlockHash, TokenIds, fingerprint
 from kvtool.engine.storage.direct import Came, File
 from kvtool.errors import KvtoolError
 
+FILE = "blocks.kv"
 MAGIC = b"KVW2"
 PAGE = 4096
 FIXED = struct.Struct("<4sII16s16s16s16s16s16s")
@@ -55,7 +55,7 @@ class WriteBack:
         assert len(self._codec) == 16
         self._header = FIXED.size + 4 * block_size
         self._stride = record_bytes(block_size, block_bytes)
-        path = folder / "blocks.kv"
+        path = folder / FILE
         self.file = File(path)
         """To read blocks from, at `place_of`."""
         try:
@@ -92,10 +92,10 @@ class WriteBack:
                 )
 
     def write(self, slot: int, block: Survivor, data: bytes | bytearray) -> None:
-        """Fill a record. OSError when the disk is full or fails, and the record is invalid, or when the data
-        are longer than a record, as compressed ones can be."""
+        """Fill a record. OSError when the disk is full or fails, and the record is invalid; KvtoolError when
+        the data are longer than a record, as compressed ones can be."""
         if len(data) > self.block_bytes:
-            raise OSError(errno.EFBIG, "the encoded block is longer than a record")
+            raise KvtoolError("the encoded block is longer than a record")
         payload = bytes.fromhex(fingerprint(block.hash, data))
         fields = (block.depth, len(data), self._codec, block.hash, block.parent, block.root, payload)
         header = FIXED.pack(MAGIC, *fields, _check(*fields, block.tokens))
@@ -126,6 +126,14 @@ class WriteBack:
         """Close the file and let other servers have it."""
         self.file.close()
         os.close(self._file)
+
+
+def bytes_taken(folder: Path) -> int:
+    """What an area in `folder` takes of its disk, 0 where there is none: a file of records may have holes."""
+    try:
+        return (folder / FILE).stat().st_blocks * 512
+    except OSError:
+        return 0
 
 
 def record_bytes(block_size: int, block_bytes: int) -> int:

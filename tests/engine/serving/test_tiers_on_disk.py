@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from kvtool.blocks import BlockHash
 from kvtool.cli import main
-from kvtool.engine.serving import rates
+from kvtool.engine.serving import engine, rates
 from kvtool.engine.storage.direct import Came, File
 from kvtool.engine.storage.manifest import shard_name
 from kvtool.engine.storage.writeback import Survivor, WriteBack, record_bytes
@@ -241,6 +241,70 @@ def test_a_full_disk_drops_the_block_and_serves_on(
         assert again == plain and cached > 0
         running.idle()
         assert running.counts["failed_moves"] > 0
+
+
+def test_a_full_disk_is_asked_once_a_block_warned_of_once_and_used_when_it_has_room_again(
+    serving: Serving,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    write = WriteBack.write
+    refused: list[BlockHash] = []
+
+    def full(self: WriteBack, slot: int, block: Survivor, data: bytes) -> None:
+        refused.append(block.hash)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(WriteBack, "write", full)
+    options = {"model": str(tiny_model), "block_size": SIZE, "disk": tmp_path / "disk", **OPTIONS}
+    with serving(**options, disk_memory=8 << 20) as running:
+        plain, _ = ask(running, "Where?")
+
+        def background_work(scheduler: Any) -> None:
+            for _ in range(50):
+                running.engine.runtime._idle()
+
+        running.on_scheduler(background_work)
+        blocks = set(refused)
+        assert len(refused) == len(blocks) > 0  # what is refused is not offered again and again
+        lines = [record.getMessage() for record in caplog.records if "write-back failed" in record.message]
+        assert len(lines) == 1 and "blocks.kv: No space left on device (make room" in lines[0]
+        monkeypatch.setattr(engine, "WRITE_AGAIN", 0.0)
+        running.on_scheduler(lambda scheduler: running.engine.runtime._idle())
+        assert len(refused) > len(blocks) == len(set(refused))  # but after a while it is
+        monkeypatch.setattr(engine, "WRITE_AGAIN", 1e9)
+        monkeypatch.setattr(WriteBack, "write", write)
+    # the server's end gave all of them another chance
+    with serving(**options, disk_memory=8 << 20) as running:
+        again, cached = ask(running, "Where?")
+        assert again == plain and cached > 0
+
+
+def test_an_area_that_fills_its_disk_is_all_there_after_a_restart(
+    serving: Serving, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    options = {"model": str(tiny_model), "block_size": SIZE, "disk": tmp_path / "disk", **OPTIONS}
+    with serving(**options, disk_memory=1 << 20) as running:
+        plain, _ = ask(running, "Where?")
+        running.idle()
+        slots = running.engine.tiers.disk
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=0))
+    (area,) = (tmp_path / "disk").glob("*/blocks.kv")
+    taken = area.stat().st_blocks * 512
+    with serving(**options, disk_memory=1 << 20) as running:
+        tiers = running.engine.tiers
+        record = record_bytes(SIZE, tiers.slot_bytes)
+        assert tiers.disk == taken // record < slots
+        again, cached = ask(running, "Where?")
+        assert again == plain and cached > 0
+    with (
+        pytest.raises(KvtoolError, match=r"no room for a block of .* \(make room there"),
+        serving(**{**options, "disk": tmp_path / "other"}, disk_memory=1 << 20),
+    ):
+        pass
 
 
 def test_a_disk_that_stalls_costs_patience_and_not_the_answer(
