@@ -12,9 +12,10 @@ WORKERS, NUMBER, CREW, COUNT, WIDTH, IN, WEIGHT, OUT, EPSILON, FIELDS = range(10
 """Places in the array of arguments, int64: addresses and counts."""
 
 
-@njit(fastmath=True)
+@njit(error_model="numpy", fastmath={"reassoc", "contract"})
 def _normalize(given, worker):  # type: ignore[no-untyped-def]
-    """This worker's share of the rows."""
+    """This worker's share of the rows. A row may hold NaN or, with no epsilon, nothing but zeros: it must
+    not end the loop."""
     count, width, workers = given[COUNT], given[WIDTH], given[WORKERS]
     weight = carray(vector.floats(given[WEIGHT]), width)
     epsilon = carray(vector.floats(given[EPSILON]), 1)[0]

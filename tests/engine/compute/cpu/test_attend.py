@@ -142,6 +142,22 @@ def test_no_bit_depends_on_where_a_prompt_is_cut():
     assert torch.equal(torch.cat(parts), out)
 
 
+@settings(max_examples=25, deadline=None)
+@given(cases(), st.sampled_from([np.nan, np.inf, -np.inf, 1e38]))
+def test_a_sequence_that_overflows_stays_alone(case, number):
+    """What it stored itself, and its rows, are not finite; those of the others are the same bits."""
+    before, _ = case.run(case.spans)
+    span = case.spans[0]
+    shared = {slot for other in case.spans[1:] for slot in other.slots}
+    own = [slot for slot in span.slots if slot not in shared]
+    case.keys[own], case.values[own] = number, number
+    for given_ in (case.query, case.key, case.value):
+        given_[:, span.first : span.last] = number
+    after, _ = case.run(case.spans)
+    assert torch.equal(after[span.last :], before[span.last :])
+    assert not after[: span.last].isfinite().all()
+
+
 def test_layers_of_several_windows_leave_what_others_own_alone():
     """A layer that needs more scratch memory comes between two of another window."""
     start, rows = 3000, 60

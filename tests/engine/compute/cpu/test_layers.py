@@ -19,6 +19,17 @@ def linear(inputs: int, outputs: int, seed: int, bias: bool = False) -> nn.Linea
     return nn.Linear(inputs, outputs, bias=bias).requires_grad_(False)
 
 
+MADE = {
+    "linear": lambda: layers.PackedLinear(linear(160, 130, 0, True)),
+    "mlp": lambda: layers.GatedMLP(
+        *(layers.PackedLinear(linear(*shape, 1)) for shape in ((160, 130), (160, 130), (130, 160))),
+        products.SILU,
+    ),
+    "head": lambda: layers.TiedHead(linear(160, 333, 2)),
+    "norm": lambda: layers.RMSNorm(nn.Parameter(torch.randn(160), requires_grad=False), 0.0),
+}
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 200), st.integers(1, 210), st.integers(1, 150), st.booleans())
 def test_products_are_those_of_float64(inputs, outputs, rows, bias):
@@ -32,18 +43,9 @@ def test_products_are_those_of_float64(inputs, outputs, rows, bias):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-@pytest.mark.parametrize("name", ["linear", "mlp", "head", "norm"])
+@pytest.mark.parametrize("name", MADE)
 def test_a_row_has_the_same_bits_in_every_batch_and_with_any_workers(monkeypatch, name, workers):
-    made = {
-        "linear": lambda: layers.PackedLinear(linear(160, 130, 0, True)),
-        "mlp": lambda: layers.GatedMLP(
-            *(layers.PackedLinear(linear(*shape, 1)) for shape in ((160, 130), (160, 130), (130, 160))),
-            products.SILU,
-        ),
-        "head": lambda: layers.TiedHead(linear(160, 333, 2)),
-        "norm": lambda: layers.RMSNorm(nn.Parameter(torch.randn(160), requires_grad=False), 1e-5),
-    }
-    layer = made[name]()
+    layer = MADE[name]()
     states = torch.randn(311, 160)
     together = layer(states)
     monkeypatch.setattr(torch, "get_num_threads", lambda: workers)
@@ -88,24 +90,33 @@ def test_copies_and_strided_rows_are_computed_from_their_own_memory():
     torch.testing.assert_close(first(rows), functional.linear(rows, first.weight, first.bias))
 
 
-@pytest.mark.parametrize("name", ["linear", "mlp", "head", "norm"])
+@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf, 1e38, 0.0])
+def test_a_row_that_overflows_stays_alone(name, number):
+    layer = MADE[name]()
+    states = torch.randn(300, 160)
+    before = layer(states)
+    spoilt = states.clone()
+    spoilt[[0, 7, 150]] = number
+    after = layer(spoilt)
+    others = torch.ones(300, dtype=torch.bool)
+    others[[0, 7, 150]] = False
+    assert torch.equal(after[others], before[others])
+    if number != number:
+        assert after[[0, 7, 150]].isnan().all()
+
+
+@pytest.mark.parametrize("name", MADE)
 def test_what_the_kernels_would_misread_is_refused(name):
-    layer = {
-        "linear": lambda: layers.PackedLinear(linear(32, 32, 0)),
-        "mlp": lambda: layers.GatedMLP(
-            *(layers.PackedLinear(linear(32, 32, 1)) for _ in range(3)), products.SILU
-        ),
-        "head": lambda: layers.TiedHead(linear(32, 32, 2)),
-        "norm": lambda: layers.RMSNorm(nn.Parameter(torch.ones(32), requires_grad=False), 1e-5),
-    }[name]()
-    layer(torch.ones(2, 32))
+    layer = MADE[name]()
+    layer(torch.ones(2, 160))
     with pytest.raises(AssertionError):
         layer(torch.ones(2, 16))
     with pytest.raises(AssertionError):
-        layer(torch.ones(2, 32, dtype=torch.bfloat16))
+        layer(torch.ones(2, 160, dtype=torch.bfloat16))
     layer.to(torch.bfloat16)
     with pytest.raises(AssertionError):
-        layer(torch.ones(2, 32))
+        layer(torch.ones(2, 160))
 
 
 def test_a_norm_does_not_depend_on_what_kind_of_numbers_torch_prefers():
