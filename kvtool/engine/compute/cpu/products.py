@@ -1,8 +1,8 @@
 """Matrix products of linear layers on CPU cores: what each worker does, without the interpreter.
 
 A weight lies in panels of up to PANEL outputs, [inputs, outputs of the panel] each, read once from one end to
-the other while the rows' sums are in registers. Every sum is taken over the inputs in their order, one fused
-multiply-add each: a row's result depends neither on the rows beside it nor on the number of workers.
+the other while the rows' sums are in registers. Every sum is taken over the inputs in their order, DEPTH at
+a time: a row's result depends neither on the rows beside it nor on the number of workers.
 """
 
 from functools import cache
@@ -16,9 +16,9 @@ from kvtool.engine.compute.cpu import vector
 PANEL = vector.LANES * vector.VECTORS
 """Outputs of a panel."""
 
-SHALLOW, DEEP = 64, 2048
-"""Inputs that are added up for all rows of a task before the next ones: so many that their part of a panel
-stays in the nearest cache, or in the next one where several tasks find the panel there."""
+DEPTH = 64
+"""Inputs that are added up for all rows before the next ones: their part of a panel stays in the nearest
+cache, and a sum of such sums is rounded less than one long sum."""
 
 ROWS = 64
 """Rows of a task."""
@@ -69,7 +69,7 @@ def _narrow(sums, apart, panel, width, rows, inputs, count, depth, ahead, hop): 
 
 
 @njit
-def _panel(sums, apart, panel, width, bias, rows, inputs, count, most):  # type: ignore[no-untyped-def]
+def _panel(sums, apart, panel, width, bias, rows, inputs, count):  # type: ignore[no-untyped-def]
     """sums [count, width] = bias [width] + rows [count, inputs] times panel [inputs, width]."""
     start = carray(vector.floats(bias), width)
     for row in range(count):
@@ -78,8 +78,8 @@ def _panel(sums, apart, panel, width, bias, rows, inputs, count, most):  # type:
             out[at] = start[at]
     groups = count // vector.MANY + (count % vector.MANY >= 4) + (count % 4 >= 2) + count % 2
     hop = width * 4 // groups
-    for first in range(0, inputs, most):
-        depth = min(most, inputs - first)
+    for first in range(0, inputs, DEPTH):
+        depth = min(DEPTH, inputs - first)
         here, those = panel + 4 * first * width, rows + 4 * first
         ahead = here + 4 * depth * width
         if width == PANEL:
@@ -94,7 +94,6 @@ def _layer(given, worker, scratch):  # type: ignore[no-untyped-def]
     """This worker's share of the panels and rows."""
     inputs, outputs = given[INPUTS], given[OUTPUTS]
     blocks = (given[COUNT] + ROWS - 1) // ROWS
-    most = DEEP if blocks > 1 else SHALLOW
     tasks = blocks * ((outputs + PANEL - 1) // PANEL)
     for task in range(tasks * worker // given[WORKERS], tasks * (worker + 1) // given[WORKERS]):
         left, first = task // blocks * PANEL, task % blocks * ROWS
@@ -102,10 +101,10 @@ def _layer(given, worker, scratch):  # type: ignore[no-untyped-def]
         rows = given[IN] + 4 * first * inputs
         out = given[OUT] + 4 * (first * outputs + left)
         panel, bias = given[WEIGHT] + 4 * left * inputs, given[BIAS] + 4 * left
-        _panel(out, outputs, panel, width, bias, rows, inputs, count, most)
+        _panel(out, outputs, panel, width, bias, rows, inputs, count)
         if given[GATE]:
             panel, bias = given[GATE] + 4 * left * inputs, given[GATE_BIAS] + 4 * left
-            _panel(scratch, width, panel, width, bias, rows, inputs, count, most)
+            _panel(scratch, width, panel, width, bias, rows, inputs, count)
             for row in range(count):
                 for at in range(0, width, vector.LANES):
                     gate, sums = scratch + 4 * (row * width + at), out + 4 * (row * outputs + at)

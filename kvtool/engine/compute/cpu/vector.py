@@ -141,7 +141,7 @@ def _products(vectors: int, many: int, *, add: bool, fetch: int = 0) -> Any:
         places = {(i, v): _row(builder, sums, apart, LONG(i), v) for i, v in cells}
         kept = {cell: cgutils.alloca_once(builder, VECTOR) for cell in cells}
         for cell in cells:
-            builder.store(_load(builder, places[cell]) if add else _all(0.0), kept[cell])
+            builder.store(_all(0.0), kept[cell])
         with cgutils.for_range(builder, count, intp=LONG) as loop:
             lanes = [_load(builder, _row(builder, rows, width, loop.index, v)) for v in range(vectors)]
             start = builder.mul(loop.index, inner)
@@ -158,7 +158,10 @@ def _products(vectors: int, many: int, *, add: bool, fetch: int = 0) -> Any:
                     more = _fma(builder, lanes[v], factor, builder.load(kept[i, v]))
                     builder.store(more, kept[i, v])
         for cell in cells:
-            builder.store(builder.load(kept[cell]), places[cell], align=4)
+            total = builder.load(kept[cell])
+            if add:
+                total = builder.fadd(_load(builder, places[cell]), total)
+            builder.store(total, places[cell], align=4)
         return context.get_dummy_value()
 
     def products(context, sums, apart, rows, width, factors, outer, inner, count):  # type: ignore[no-untyped-def]
