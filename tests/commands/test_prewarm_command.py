@@ -29,7 +29,17 @@ def document(*arguments: object) -> dict:
 
 @pytest.fixture
 def common(tiny_model: Path, branching_log: Path) -> list[object]:
-    return ["prewarm", "--model", tiny_model, "--logs", branching_log, "--block-size", 16]
+    return [
+        "prewarm",
+        "--model",
+        tiny_model,
+        "--logs",
+        branching_log,
+        "--block-size",
+        16,
+        "--prefill-rate",
+        1,
+    ]
 
 
 def test_prewarm_writes_shards_and_says_what_they_hold(common, tmp_path) -> None:

@@ -40,7 +40,9 @@ def busy_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prewarm(*arguments: object) -> dict[str, Any]:
-    result = CliRunner().invoke(main, ["prewarm", *map(str, arguments), "--output-format", "json"])
+    result = CliRunner().invoke(
+        main, ["prewarm", "--prefill-rate", "1", *map(str, arguments), "--output-format", "json"]
+    )
     assert result.exit_code == 0, result.output
     document: dict[str, Any] = json.loads(result.stdout)
     return document
