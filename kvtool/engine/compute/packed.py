@@ -1,8 +1,8 @@
 """Linear layers on CPUs with weights packed once, in place of MKL, which packs in every call.
 
 In float32 our own kernels compute them (`cpu/`). In 16 bits, and where those cannot run, oneDNN does, which
-compiles a kernel for each shape and number of rows that it meets, hundreds of kB and a
-millisecond or two each: `padded` keeps them few.
+compiles a kernel for each shape and number of rows that it meets, hundreds of kB and a millisecond or two
+each: `padded` keeps them few.
 """
 
 import torch
@@ -74,8 +74,8 @@ class TiedHead(nn.Module):
 def pack(module: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
     """Replace a model's linear layers in place, one at a time, so that memory does not double.
 
-    False where oneDNN is missing: the model stays as it is. Other kinds of layers stay too, and experts,
-    which each see a number of rows of their own.
+    False where neither can compute them: the model stays as it is. Other kinds of layers stay too, and
+    experts, which each see a number of rows of their own.
     """
     ours = dtype == torch.float32 and team.torch_team() is not None
     if device.type != "cpu" or not (ours or _packs(dtype)):

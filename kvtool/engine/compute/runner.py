@@ -18,7 +18,6 @@ from kvtool.engine.compute.graphs import SIZES, DecodeBatch, DecodeGraphs, follo
 from kvtool.engine.compute.kernels.tables import TilePlan, Tiling, programs_at_once
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.packed import padded
-from kvtool.engine.compute.quantized_arena import QuantizedArena
 from kvtool.engine.compute.reads import ReadPlan, Span
 
 
@@ -49,7 +48,7 @@ class Runner:
         self.arena = arena
         self._windows = tuple(layer.window for layer in model.config.layers)
         self._kernels = arena.device.type == "cuda" if kernels is None else kernels
-        self._at_once = programs_at_once(arena.device, isinstance(arena, QuantizedArena))
+        self._at_once = programs_at_once(arena.device, not arena.in_place)
         self._cores = None if self._kernels else cores_for(arena)
         self._graphs = DecodeGraphs(
             self._forward_all,

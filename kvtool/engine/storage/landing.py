@@ -14,7 +14,6 @@ from torch import Tensor
 from kvtool.cache.tiers import Move
 from kvtool.engine.compute.arena import Arena
 from kvtool.engine.compute.arrivals import Event
-from kvtool.engine.compute.quantized_arena import QuantizedArena
 from kvtool.engine.storage.coded import Encoded, Sent, place_blocks
 from kvtool.engine.storage.host import HostBlocks
 from kvtool.engine.storage.lanes import Lanes, use_here
@@ -143,7 +142,7 @@ class StagedReading(BlockReading):
 
     def _is_lifted(self, staged: Staged) -> bool:
         """Whether the device can take it as it lies there."""
-        raw = staged.block.codec.name == "raw" and not isinstance(self._device, QuantizedArena)
+        raw = staged.block.codec.name == "raw" and self._device.in_place
         return raw and staged.at % self._device.dtype.itemsize == 0
 
     def _lift(self, blocks: Sequence[Staged]) -> Event:
