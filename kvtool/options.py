@@ -9,6 +9,7 @@ import click
 
 from kvtool.files import check_folder
 from kvtool.logs.formats import FORMATS
+from kvtool.sizes import KNOWN, parse_size
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -104,10 +105,6 @@ def as_dict(ctx: click.Context, param: click.Parameter, value: Sequence[tuple[st
     return dict(value)
 
 
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-
-
 class Size(click.ParamType):  # type: ignore[type-arg]
     """Bytes: `2GiB`, `500MB`, `1048576`; not fewer than `least`."""
 
@@ -120,15 +117,10 @@ class Size(click.ParamType):  # type: ignore[type-arg]
         """The number of bytes."""
         if isinstance(value, int):
             return value
-        number = value.strip().rstrip("BIKMGTbikmgt ")
-        unit = value.strip()[len(number) :].strip().upper()
-        try:
-            size = int(float(number) * UNITS[unit])
-        except (ValueError, KeyError, OverflowError):
-            size = -1
-        if size < self.least:
+        size = parse_size(value)
+        if size is None or size < self.least:
             above = f" of at least {self.least}" if self.least else ""
-            self.fail(f"{value!r} is not a size{above} such as 2GiB, 500MB or 1048576", param, ctx)
+            self.fail(f"{value!r} is not a size{above} such as 2GiB, 500MB or 1048576 ({KNOWN})", param, ctx)
         return size
 
 

@@ -11,9 +11,7 @@ from kvtool.analysis.flops import Prefill
 from kvtool.analysis.hit_rates import ratio
 from kvtool.analysis.workload import Workload
 from kvtool.errors import KvtoolError
-
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+from kvtool.sizes import KNOWN, parse_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +64,6 @@ def _shape(name: str, config: dict[str, Any]) -> ModelShape:
     return ModelShape(name, layers, heads, kv_heads, head_dim, weights)
 
 
-def parse_bytes(text: str) -> int | None:
-    """`8GiB` -> bytes; None for what is not a number with a unit of bytes."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?B)", text.strip(), re.IGNORECASE)
-    return int(float(found[1]) * UNITS[found[2].upper()]) if found else None
-
-
 def parse_capacity(
     text: str, workload: Workload, shape: ModelShape | None, option: str = "--capacity "
 ) -> int:
@@ -81,9 +73,9 @@ def parse_capacity(
     if re.fullmatch(r"\d+(\.\d+)?%", text):
         share = float(text[:-1]) / 100
         return max(round(share * workload.distinct_blocks), 1 if share else 0)
-    size = parse_bytes(text)
-    if size is None:
-        raise KvtoolError(f"{option}{text}: not blocks (1828), a share (5%) or bytes (8GiB)")
+    size = parse_size(text)
+    if size is None or size < 0 or not text.strip()[-1].isalpha():
+        raise KvtoolError(f"{option}{text}: not blocks (1828), a share (5%) or bytes (8GiB)", KNOWN)
     if shape is None:
         raise KvtoolError(f"{option}{text}: bytes need --model", "name a model folder, or embedded")
     return int(size / (shape.bytes_per_token() * workload.block_size))

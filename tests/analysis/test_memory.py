@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvtool.analysis.build import build_workload
-from kvtool.analysis.memory import describe_memory, parse_bytes, parse_capacity, read_shape
+from kvtool.analysis.memory import describe_memory, parse_capacity, read_shape
 from kvtool.errors import KvtoolError
 from kvtool.requests import BlockIds, Request, Source
 
@@ -70,11 +70,15 @@ def test_capacities(model, workload):
     assert parse_capacity("50%", workload, None) == 3
     assert parse_capacity("0.1%", workload, None) == 1
     assert parse_capacity("1MiB", workload, shape) == 2**20 // (23_040 * 4)
-    assert (parse_bytes("1.5GiB"), parse_bytes("2 gb"), parse_bytes("7")) == (3 * 2**29, 2 * 10**9, None)
     with pytest.raises(KvtoolError, match="bytes need --model"):
         parse_capacity("1MiB", workload, None)
-    with pytest.raises(KvtoolError, match="--capacity lots"):
-        parse_capacity("lots", workload, shape)
+
+
+@pytest.mark.parametrize("text", ["lots", "8XB", "8iB", "-8GiB", "1.5", "nan%", ""])
+def test_what_is_no_capacity_is_told_the_units(text, workload):
+    with pytest.raises(KvtoolError, match=f"--capacity {text}: not blocks") as error:
+        parse_capacity(text, workload, None)
+    assert error.value.hint == "units are B, KB, MB, GB, TB, KiB, MiB, GiB, TiB"
 
 
 def test_sessions_that_fit(model, workload):

@@ -220,16 +220,24 @@ def test_what_is_missing_is_said_at_once(arguments, message) -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("1048576", 1 << 20), ("2GiB", 2 << 30), ("1.5 MB", 1_500_000), ("3kib", 3072), ("10B", 10)],
+    [
+        ("1048576", 1 << 20),
+        ("2GiB", 2 << 30),
+        ("1.5 MB", 1_500_000),
+        ("3kib", 3072),
+        ("10B", 10),
+        ("1e6", 10**6),
+    ],
 )
 def test_sizes(text, size) -> None:
     assert Size().convert(text, None, None) == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "2 parsecs", "1e", "-", "-1GiB", "nan", "inf"])
+@pytest.mark.parametrize("text", ["", "GiB", "2 parsecs", "1e", "-", "-1GiB", "nan", "inf", "8XB", "8iB"])
 def test_what_is_no_size(text) -> None:
     result = kvtool("prewarm", "--budget", text)
     assert result.exit_code == 2 and "is not a size" in result.stderr
+    assert "(units are B, KB, MB, GB, TB, KiB, MiB, GiB, TiB)" in result.stderr
 
 
 @pytest.fixture
