@@ -88,15 +88,20 @@ def create_app(engine: Engine, metrics: Metrics, keys: Keys) -> FastAPI:
     async def page() -> HTMLResponse:
         return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
 
+    @app.head(
+        "/health", include_in_schema=False
+    )  # what load balancers send: GET's answer, cut off by uvicorn
     @app.get("/health")
     async def health() -> JSONResponse:
         healthy = engine.runtime.healthy
         return JSONResponse({"status": "ok" if healthy else "unavailable"}, 200 if healthy else 503)
 
+    @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics_text() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    @app.head("/v1/models", include_in_schema=False)
     @app.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
         caller(request)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -372,6 +373,18 @@ def test_health_metrics_and_stats_agree(client: openai.OpenAI, model: str, serve
     assert float(values['kvtool_blocks_capacity{tier="device"}']) == 160
     assert float(values['kvtool_ttft_seconds_count{prefix="warm"}']) >= 1
     assert 0 < stats["hit_rate"]["tokens"] < 1
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models"])
+def test_head_is_answered_as_get_without_a_body(server: Any, path: str) -> None:
+    """On a bare socket: a client would not show bytes that are none of an answer's."""
+    got = WEB.get(server.url + path)
+    address = urlsplit(server.url)
+    with socket.create_connection((address.hostname, address.port)) as line:
+        line.sendall(f"HEAD {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        head, _, body = b"".join(iter(lambda: line.recv(4096), b"")).decode().partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.1 200 ") and body == ""
+    assert f"content-type: {got.headers['content-type']}" in head.splitlines()
 
 
 def test_the_live_page_shows_what_the_server_has(client: openai.OpenAI, model: str, server: Any) -> None:
