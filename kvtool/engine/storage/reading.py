@@ -4,6 +4,7 @@ On a CPU each reader writes its block to the device's slot itself, while it is i
 there is a GPU blocks come by way of a staging area (`landing.py`).
 """
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from enum import Enum
@@ -16,6 +17,8 @@ from kvtool.engine.storage.host import HostBlocks
 from kvtool.engine.storage.layout import BlockShape
 from kvtool.engine.storage.memory import Staging, fresh
 from kvtool.engine.storage.runs import Run
+
+log = logging.getLogger("kvtool.serve")
 
 
 class State(Enum):
@@ -126,6 +129,7 @@ class BlockLift:
         self._moves = list(moves)  # the pool takes from its own what has landed
         self._states = [State.COMING] * len(moves)
         self._found: dict[int, Encoded] = {}
+        self._warned = False
         self._tasks = [readers.submit(self._read, run) for run in runs]
 
     def arrived(self) -> int:
@@ -147,10 +151,18 @@ class BlockLift:
             task.cancel()
 
     def _read(self, run: Run) -> None:
-        for wanted, found in run.read(fresh(run.size)):
-            if found is not None:
-                self._found[wanted.place] = found
-            self._states[wanted.place] = State.BAD if found is None else State.HERE
+        try:
+            for wanted, found in run.read(fresh(run.size)):
+                if found is not None:
+                    self._found[wanted.place] = found
+                self._states[wanted.place] = State.BAD if found is None else State.HERE
+        except Exception as error:  # nobody looks at the task: what does not come must be seen as bad
+            if not self._warned:
+                self._warned = True
+                log.warning("blocks could not be read ahead and are computed: %r", error, exc_info=True)
+            for wanted in run.blocks:
+                if self._states[wanted.place] is State.COMING:
+                    self._states[wanted.place] = State.BAD
 
 
 def _leading(states: Sequence[State]) -> int:
