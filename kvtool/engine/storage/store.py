@@ -7,9 +7,6 @@ Where the page cache can hold what is stored, it is a tier: a block is read from
 has more stored than the host's memory holds it only costs a copy, and disks are read past it.
 """
 
-import logging
-import math
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -34,6 +31,7 @@ from kvtool.engine.storage.layout import BlockShape
 from kvtool.engine.storage.memory import Staging, available, populate
 from kvtool.engine.storage.reading import BlockLift, BlockReading, InPlaceReading
 from kvtool.engine.storage.runs import Run, Wanted, alone, joined
+from kvtool.engine.storage.seldom import Seldom
 from kvtool.engine.storage.shards import BadBlock, ShardSet
 from kvtool.engine.storage.staging import StagingArea
 from kvtool.engine.storage.writeback import Survivor, WriteBack
@@ -42,16 +40,11 @@ from kvtool.errors import KvtoolError
 if TYPE_CHECKING:
     from kvtool.engine.storage.codec import BlockCodec
 
-log = logging.getLogger("kvtool.serve")
-
 READERS = 4
 """Threads that read from disk: enough to keep a disk busy, and that one stalled read does not stop all."""
 
 AHEAD = 2
 """Threads that read what nobody waits for yet; they are others, so that a guess delays no request."""
-
-QUIET = 60.0
-"""Seconds between two warnings of blocks that could not be written."""
 
 SHORTEST = 2 << 20
 """Bytes of a run below which more readers would not make it faster."""
@@ -88,8 +81,9 @@ class BlockStore:
         self._codecs = {name: load_codec(config) for name, config in names.items()}
         self._lanes = lanes or lanes_of(device.device)
         self._buffers = Staging()
-        self._dropped = 0
-        self._quiet_until = -math.inf
+        self._bad_shard = Seldom("bad shard block, computing it instead")
+        self._bad_copy = Seldom("bad block in the write-back area, computing it instead")
+        self._lost = Seldom("write-back failed, a block is not kept on disk")
         self._area = None
         on_gpu = device.device.type == "cuda"
         sizes = [] if shards is None else [row.bytes for row in shards.rows]
@@ -194,6 +188,8 @@ class BlockStore:
             self._disk.close()
         if self._shards is not None:
             self._shards.close()
+        for warning in (self._bad_shard, self._bad_copy, self._lost):
+            warning.flush()
 
     def _runs(self, moves: Sequence[Move], readers: int) -> list[Run]:
         """How to read those that are on disk: in long runs that keep all `readers` busy, or one by one."""
@@ -218,7 +214,7 @@ class BlockStore:
         try:
             data = self._shards.check(row, came)
         except BadBlock as error:
-            log.warning("bad shard block, computing it instead: %s", error)
+            self._bad_shard.warn(str(error))
             self._rows.pop(row.hash, None)
             return None
         return Encoded(self._codecs[row.codec], data, row.depth == 0)
@@ -227,7 +223,7 @@ class BlockStore:
         assert self._disk is not None
         data = self._disk.check(block, came)
         if data is None:
-            log.warning("bad block in the write-back area, computing it instead: block %s", block.hex())
+            self._bad_copy.warn(f"block {block.hex()}")
             return None
         return Encoded(self._codec, data, first)
 
@@ -243,24 +239,15 @@ class BlockStore:
                 data = bytes(self._host.encoded(move.source_slot, first).data)
             self._disk.write(move.target_slot, survivor_of(self.index, move.node, move.target_slot), data)
         except (OSError, KvtoolError) as error:
-            self._warn_of_loss(error)
+            self._lost.warn(self._reason(error))
             return False
         return True
 
-    def _warn_of_loss(self, error: OSError | KvtoolError) -> None:
-        """Once in a while: a full disk refuses every block."""
+    def _reason(self, error: OSError | KvtoolError) -> str:
         assert self._disk is not None
-        self._dropped += 1
-        now = time.monotonic()
-        if now < self._quiet_until:
-            return
-        self._quiet_until = now + QUIET
-        what = "a block is" if self._dropped == 1 else f"{self._dropped} blocks are"
-        reason = str(error)
         if isinstance(error, OSError):
-            reason = f"{self._disk.file.path}: {error.strerror} (make room there, or lower --disk-memory)"
-        log.warning("write-back failed, %s not kept on disk: %s", what, reason)
-        self._dropped = 0
+            return f"{self._disk.file.path}: {error.strerror} (make room there, or lower --disk-memory)"
+        return str(error)
 
     def _is_first(self, node: int) -> bool:
         assert self.index is not None

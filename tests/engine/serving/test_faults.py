@@ -122,6 +122,33 @@ def test_bits_that_flip_under_load_cost_computing_and_no_answer(
         assert 1 <= running.counts["bad_blocks"] <= len(rows)
 
 
+def test_a_shard_that_is_all_bad_is_two_lines_and_an_exact_count(
+    serving: Serving, tiny_model: Path, branching_log: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "shards"
+    arguments = ["--logs", branching_log, "--model", tiny_model, "--block-size", SIZE, "--out", folder]
+    assert CliRunner().invoke(main, ["prewarm", *map(str, arguments)]).exit_code == 0
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Where?"}]
+    with serving(model=str(tiny_model), shards=folder, device_blocks=64, host_memory=0) as running:
+        running.engine.scheduler.rates.worth_loading = len
+        for file in folder.glob("*.safetensors"):
+            rows = [row for row in running.engine.shards.rows if shard_name(row.shard) == file.name]
+            data = bytearray(file.read_bytes())
+            for row in rows:
+                data[row.offset + row.bytes // 2] ^= 4
+            file.chmod(0o600)
+            with file.open("r+b") as same:  # which the server has open
+                same.write(data)
+        asked = {**body(""), "model": running.engine.model_id, "messages": messages}
+        del asked["prompt"]
+        WEB.post(f"{running.url}/v1/chat/completions", json=asked).raise_for_status()
+        running.idle()
+        bad = running.counts["bad_blocks"]
+    lines = [line for line in caplog.messages if line.startswith("bad shard block, computing it instead: ")]
+    assert bad > 2 and len(lines) == 2
+    assert f": {bad - 1} more times, the last: " in lines[1]
+
+
 @contextmanager
 def process(*options: object) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
     """`kvtool serve` in a process of its own: (address, process)."""
