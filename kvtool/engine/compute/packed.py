@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kvtool.engine.compute.cpu import layers, team, vector
+from kvtool.engine.compute.cpu import layers, team
 
 FEW = 8
 """Rows up to which the output head is computed the other way around."""
@@ -48,7 +48,7 @@ class PackedLinear(nn.Module):
 
 
 class TiedHead(nn.Module):
-    """An output head that shares its weight with the embedding, which needs it unpacked.
+    """An output head that shares its weight with the embedding, where that needs it unpacked.
 
     MKL streams the matrix about twice as fast when it is the left factor and the right one has 2 to FEW
     columns.
@@ -91,11 +91,27 @@ def pack(module: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
                 continue
             if owners[id(child.weight)] == 1:
                 setattr(parent, name, layers.PackedLinear(child) if ours else PackedLinear(child))
-            elif ours and child.in_features % vector.LANES == 0:
-                setattr(parent, name, layers.TiedHead(child))
             elif dtype == torch.float32:
-                setattr(parent, name, TiedHead(child))
+                shared = _shared(module, child) if ours and owners[id(child.weight)] == 2 else None
+                setattr(parent, name, shared or TiedHead(child))
     return True
+
+
+def _shared(module: nn.Module, head: nn.Linear) -> nn.Module | None:
+    """The packed head, after the embedding that shares its weight has been replaced by one that does again;
+    None where the embedding does more than look a row up and scale it."""
+    for parent in module.modules():
+        for name, child in parent.named_children():
+            if isinstance(child, nn.Embedding) and child.weight is head.weight:
+                packed = layers.PackedLinear(head)
+                ours = layers.PackedEmbedding(packed, float(getattr(child, "embed_scale", 1.0)))
+                tokens = torch.arange(0, head.out_features, max(head.out_features // ROWS, 1))
+                with torch.inference_mode():
+                    if not torch.equal(ours(tokens), child(tokens)):
+                        return None
+                setattr(parent, name, ours)
+                return packed
+    return None
 
 
 def _packs(dtype: torch.dtype) -> bool:

@@ -1,5 +1,7 @@
 """Packed linear layers: the same products, the same parameters, and no second copy of them."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -35,11 +37,10 @@ def test_a_packed_layer_is_the_layer(packed_by, inputs, outputs, bias):
     torch.testing.assert_close(packed(strided), plain(strided), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("tied", [TiedHead, layers.TiedHead])
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_tied_head_is_the_layer(tied, bias):
+def test_a_tied_head_is_the_layer(bias):
     plain = linear(48, 199, bias)
-    head = tied(plain)
+    head = TiedHead(plain)
     assert head.weight is plain.weight
     for rows in (0, 1, 2, FEW, FEW + 1):
         states = torch.randn(1, rows, 48)
@@ -62,10 +63,47 @@ def test_every_linear_layer_is_packed_but_experts_and_a_tied_head(tiny, name):
             assert torch.equal(pair.model.module.get_submodule(path).weight, part.weight)
 
 
-def test_a_tied_head_keeps_the_embedding_as_its_weight(embedded_pair):
+def tied(embedding: nn.Embedding) -> nn.Module:
+    """A model of two layers that share their weight."""
+    module = nn.Module()
+    module.embedding, module.head = embedding, linear(48, 199, False)
+    module.head.weight = embedding.weight
+    return module.requires_grad_(False)
+
+
+class Scaled(nn.Embedding):
+    embed_scale = torch.tensor(6.5)
+
+    def forward(self, tokens):
+        return super().forward(tokens) * self.embed_scale
+
+
+class Mirrored(nn.Embedding):
+    def forward(self, tokens):
+        return super().forward(198 - tokens)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, Scaled])
+def test_an_embedding_looks_up_what_its_head_holds(kind):
+    module = tied(kind(199, 48))
+    plain, tokens, states = copy.deepcopy(module), torch.tensor([[0, 198, 47, 48, 191]]), torch.randn(9, 48)
+    assert pack(module, CPU, torch.float32)
+    assert module.embedding.packed is module.head.packed and len(list(module.parameters())) == 1
+    assert torch.equal(module.embedding(tokens), plain.embedding(tokens))
+    torch.testing.assert_close(module.head(states), plain.head(states), atol=1e-5, rtol=0)
+
+
+def test_an_embedding_that_does_more_keeps_its_weight():
+    module = tied(Mirrored(199, 48))
+    assert pack(module, CPU, torch.float32)
+    assert type(module.embedding) is Mirrored and type(module.head) is TiedHead
+    assert module.head.weight is module.embedding.weight
+
+
+def test_a_tied_head_and_its_embedding_hold_one_weight(embedded_pair):
     module = embedded_pair.model.module
-    assert type(module.lm_head) is layers.TiedHead
-    assert module.lm_head.weight is module.model.embed_tokens.weight
+    assert type(module.lm_head) is layers.PackedLinear
+    assert module.lm_head.packed is module.model.embed_tokens.packed
     sizes = [each.numel() for each in embedded_pair.plain.parameters()]
     assert [each.numel() for each in module.parameters()] == sizes
     # 30 layers, counted by hand: q and o, k and v, gate and up and down, two norms; a last norm.

@@ -30,7 +30,7 @@ SILU, GELU_TANH = 1, 2
     WORKERS, NUMBER, CREW, COUNT, INPUTS, OUTPUTS, IN, OUT,
     WEIGHT, BIAS, GATE, GATE_BIAS, ACTIVATION, SCRATCH, FIELDS,
 ) = range(15)  # fmt: skip
-"""Places in the array of arguments, int64: addresses and counts. OUTPUTS is a multiple of LANES for a layer.
+"""Places in the array of arguments, int64: addresses and counts. OUTPUTS is a multiple of LANES.
 With a GATE the weight's results are multiplied by ACTIVATION(the results of the gate's weight)."""
 
 
@@ -114,26 +114,6 @@ def _layer(given, worker, scratch):  # type: ignore[no-untyped-def]
                         vector.gated_gelu_tanh(sums, gate)
 
 
-@njit
-def _head(given, worker):  # type: ignore[no-untyped-def]
-    """This worker's share of the outputs, from a weight [outputs, inputs] as it is."""
-    inputs, outputs, count = given[INPUTS], given[OUTPUTS], given[COUNT]
-    first, last = outputs * worker // given[WORKERS], outputs * (worker + 1) // given[WORKERS]
-    for output in range(first, last, vector.MANY):
-        weight = given[WEIGHT] + 4 * output * inputs
-        some = min(vector.MANY, last - output)
-        for row in range(count):
-            states = given[IN] + 4 * row * inputs
-            out = given[OUT] + 4 * (row * outputs + output)
-            if some < vector.MANY:
-                for at in range(some):
-                    vector.dots_1(out + 4 * at, weight + 4 * at * inputs, states, inputs)
-            elif row:
-                vector.dots_many(out, weight, states, inputs)
-            else:
-                vector.dots_first(out, weight, states, inputs)
-
-
 def _layer_work(data):  # type: ignore[no-untyped-def]
     """`data`: the array of arguments."""
     given = carray(data, FIELDS, np.int64)
@@ -142,21 +122,7 @@ def _layer_work(data):  # type: ignore[no-untyped-def]
         _layer(given, worker, given[SCRATCH] + 4 * ROWS * PANEL * number)
 
 
-def _head_work(data):  # type: ignore[no-untyped-def]
-    """`data`: the array of arguments."""
-    given = carray(data, FIELDS, np.int64)
-    number, crew = np.int64(vector.call(given[NUMBER])), np.int64(vector.call(given[CREW]))
-    for worker in range(number, given[WORKERS], crew):
-        _head(given, worker)
-
-
 @cache
 def layer_work() -> int:
     """Address of `_layer_work`, compiled."""
     return int(cfunc(types.void(types.voidptr), cache=True)(_layer_work).address)
-
-
-@cache
-def head_work() -> int:
-    """Address of `_head_work`, compiled."""
-    return int(cfunc(types.void(types.voidptr), cache=True)(_head_work).address)

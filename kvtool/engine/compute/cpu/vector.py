@@ -173,47 +173,6 @@ def _products(vectors: int, many: int, *, add: bool, fetch: int = 0) -> Any:
     return intrinsic(fetching if fetch else products)
 
 
-def _dots(many: int, *, fetch: bool = False) -> Any:
-    """out[i] = the product of weights[i, :] and row, for i < many.
-
-    (out, weights, row, count): weights [many, count], row [count], count a multiple of LANES.
-    fetch: ask for the weights behind these meanwhile.
-    """
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, given: Sequence[ir.Value]) -> ir.Value:
-        out, weights, row, count = given
-        kept = [cgutils.alloca_once_value(builder, _all(0.0)) for _ in range(many)]
-        behind = builder.add(weights, builder.mul(count, LONG(4 * many)))
-        with cgutils.for_range(builder, builder.sdiv(count, LONG(LANES)), intp=LONG) as loop:
-            at = builder.mul(loop.index, LONG(LANES))
-            here = _load(builder, _pointer(builder, row, at, VECTOR))
-            for i in range(many):
-                index = builder.add(at, builder.mul(count, LONG(i)))
-                weight = _load(builder, _pointer(builder, weights, index, VECTOR))
-                builder.store(_fma(builder, weight, here, builder.load(kept[i])), kept[i])
-                if fetch:
-                    _prefetch(builder, builder.add(behind, builder.shl(index, LONG(2))))
-        for i in range(many):
-            total, width = builder.load(kept[i]), LANES
-            while width > 1:
-                width //= 2
-                total = builder.fadd(*(_part(builder, total, first, width) for first in (0, width)))
-            value = builder.extract_element(total, SHORT(0))
-            builder.store(value, _pointer(builder, out, LONG(i), FLOAT), align=4)
-        return context.get_dummy_value()
-
-    def dots(context, out, weights, row, count):  # type: ignore[no-untyped-def]
-        return types.void(*(types.int64,) * 4), generate
-
-    return intrinsic(dots)
-
-
-def _part(builder: ir.IRBuilder, whole: ir.Value, first: int, count: int) -> ir.Value:
-    """Elements [first, first + count) of a vector."""
-    places = ir.Constant(ir.VectorType(SHORT, count), list(range(first, first + count)))
-    return builder.shuffle_vector(whole, whole, places)
-
-
 def _softmax(vectors: int) -> Any:
     """A round of the online softmax of a tile, in place.
 
@@ -271,7 +230,6 @@ panel_many_3, panel_4_3, panel_2_3, panel_1_3 = (
     _products(3, many, add=True, fetch=VECTORS) for many in (MANY, 4, 2, 1)
 )
 panel_many_1, panel_1_1 = (_products(1, many, add=True, fetch=VECTORS) for many in (MANY, 1))
-dots_first, dots_many, dots_1 = _dots(MANY, fetch=True), _dots(MANY), _dots(1)
 gated_silu, gated_gelu_tanh = _gated(_silu), _gated(_gelu_tanh)
 softmax_1, softmax_2, softmax_3 = (_softmax(vectors) for vectors in (1, 2, 3))
 

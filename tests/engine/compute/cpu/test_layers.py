@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from kvtool.engine.compute.cpu import layers, products, team, vector
+from kvtool.engine.compute.cpu import layers, products, team
 
 pytestmark = pytest.mark.skipif(team.torch_team() is None, reason="torch has no workers to lend")
 
@@ -25,7 +25,6 @@ MADE = {
         *(layers.PackedLinear(linear(*shape, 1)) for shape in ((160, 130), (160, 130), (130, 160))),
         products.SILU,
     ),
-    "head": lambda: layers.TiedHead(linear(160, 333, 2)),
     "norm": lambda: layers.RMSNorm(nn.Parameter(torch.randn(160), requires_grad=False), 0.0),
 }
 
@@ -38,8 +37,6 @@ def test_products_are_those_of_float64(inputs, outputs, rows, bias):
     truth = plain.double()(states.double())
     plain.float()
     torch.testing.assert_close(layers.PackedLinear(plain)(states).double(), truth, atol=1e-5, rtol=0)
-    if inputs % vector.LANES == 0:
-        torch.testing.assert_close(layers.TiedHead(plain)(states).double(), truth, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
@@ -79,6 +76,15 @@ def test_a_norm_is_that_of_float64():
     exact = rows.double()
     truth = exact / (exact.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
     torch.testing.assert_close(layers.RMSNorm(weight, 1e-5)(rows).double(), truth, atol=0, rtol=2e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 70), st.integers(1, 210), st.sampled_from([1.0, 0.3]))
+def test_an_embedding_reads_its_rows_from_the_panels_of_the_head(inputs, outputs, scale):
+    head = linear(inputs, outputs, 3)
+    tokens = torch.arange(outputs).flip(0)[None]
+    out = layers.PackedEmbedding(layers.PackedLinear(head), scale)(tokens)
+    assert torch.equal(out, head.weight[tokens] * scale)
 
 
 def test_copies_and_strided_rows_are_computed_from_their_own_memory():
