@@ -1,6 +1,7 @@
 """The four hooks, as an engine of somebody else would use them."""
 
 import doctest
+from pathlib import Path
 
 import numpy as np
 from hypothesis import given, settings
@@ -9,9 +10,13 @@ from hypothesis import strategies as st
 from kvtool.cache import prefix_cache
 from kvtool.cache.prefix_cache import PrefixCache
 
+GUIDE = Path(__file__).resolve().parents[2] / "docs/how-to/cache-in-your-engine.md"
 
-def test_the_example_in_the_documentation_runs() -> None:
-    assert doctest.testmod(prefix_cache).failed == 0
+
+def test_the_examples_in_the_documentation_run() -> None:
+    found = [doctest.testmod(prefix_cache), doctest.testfile(str(GUIDE), module_relative=False)]
+    assert [one.failed for one in found] == [0, 0]
+    assert all(one.attempted > 5 for one in found)
 
 
 @settings(max_examples=60, deadline=None)
