@@ -15,6 +15,7 @@ from kvtool.engine.compute.fused import fuse
 from kvtool.engine.compute.layout import PROBE, Layer, probe_layers
 from kvtool.engine.compute.model import Model, ModelConfig
 from kvtool.engine.compute.packed import pack
+from kvtool.engine.compute.rotary import replace_rotary
 from kvtool.engine.compute.selfcheck import plain_logits, selfcheck
 from kvtool.engine.compute.support import check_config, check_skeleton
 from kvtool.errors import KvtoolError
@@ -63,6 +64,7 @@ def load_model(
     plain = plain_logits(module, int(text.vocab_size))
     if pack(module, place, kind) or place.type == "cuda":
         fuse(module, exact=place.type == "cpu")
+    replace_rotary(module)
     layers = make_paged(module, str(folder))
     encoder = None
     if any((folder / file).is_file() for file in TOKENIZER_FILES):
