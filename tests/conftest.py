@@ -157,7 +157,7 @@ def run_server(**options: Any) -> Iterator[Running]:
     engine = build_engine(config, metrics)
     listening = bind("127.0.0.1", 0)
     ready = threading.Event()
-    server = Server(create_app(engine, metrics, keys), config, ready.set, engine.runtime)
+    server = Server(create_app(engine, metrics, keys), config, ready.set, engine)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:

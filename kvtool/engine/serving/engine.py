@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -21,6 +21,7 @@ from kvtool.engine.compute.warmup import warm_up
 from kvtool.engine.serving.capacity import Tiers, make_arena, plan_tiers
 from kvtool.engine.serving.config import ServeConfig
 from kvtool.engine.serving.events import KvEvents, Publisher
+from kvtool.engine.serving.lanes import Lanes
 from kvtool.engine.serving.public import PublicPrefixes
 from kvtool.engine.serving.runtime import Observer, Runtime
 from kvtool.engine.serving.scheduler import Limits, Scheduler
@@ -69,6 +70,7 @@ class Engine:
     normalizer: Normalizer | None
     events: KvEvents
     publisher: Publisher | None
+    lanes: Lanes = field(default_factory=Lanes)
 
     @property
     def longest(self) -> int:
@@ -80,8 +82,15 @@ class Engine:
         root = self.identity.root(tenant)
         return root if salt is None else namespace("cache_salt", root.hex(), salt)
 
+    def end(self) -> None:
+        """Take no more requests and end those inside. In the event loop."""
+        self.lanes.end()
+        self.runtime.end()
+
     def close(self, wait: float) -> None:
-        """Finish or cancel requests, save what the disk can keep, close files."""
+        """Finish or cancel requests, save what the disk can keep, close files. A tokenizer that is busy is
+        not waited for."""
+        self.lanes.end()
         self.runtime.close(wait)
         deadline = time.monotonic() + wait
         self.scheduler.pool.unwritten.clear()

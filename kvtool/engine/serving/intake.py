@@ -16,7 +16,6 @@ from kvtool.engine.serving.choosing import Rules
 from kvtool.engine.serving.constraint import Grammars
 from kvtool.engine.serving.engine import Engine
 from kvtool.engine.serving.generation import Delta, Generation
-from kvtool.engine.serving.lanes import Lanes
 from kvtool.engine.serving.text import Detokenizer, StopFilter
 from kvtool.errors import KvtoolError
 from kvtool.requests import Request, Source
@@ -49,11 +48,7 @@ class Intake:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._grammars = Grammars(engine.model)
-        self._lanes = Lanes()
-
-    def close(self) -> None:
-        """End the tokenizer's threads."""
-        self._lanes.close()
+        self._lanes = engine.lanes
 
     def check_model(self, name: str) -> None:
         """404 for a model that is not served here."""

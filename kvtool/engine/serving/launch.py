@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,7 +20,6 @@ from kvtool.engine.serving.connection import SHUTTING_DOWN, Connection
 from kvtool.engine.serving.engine import Engine, build_engine
 from kvtool.engine.serving.keys import LOOPBACK, Keys
 from kvtool.engine.serving.metrics import Metrics
-from kvtool.engine.serving.runtime import Runtime
 from kvtool.engine.serving.server import create_app
 from kvtool.errors import KvtoolError
 
@@ -52,10 +53,15 @@ def serve(config: ServeConfig, ready: Ready) -> None:
     app = create_app(engine, metrics, keys)
     port = listening.getsockname()[1]
     host = f"[{config.host}]" if ":" in config.host else config.host
-    server = Server(app, config, lambda: ready(f"http://{host}:{port}", engine), engine.runtime)
+    server = Server(app, config, lambda: ready(f"http://{host}:{port}", engine), engine)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises them again when it has drained
     server.run(sockets=[listening])
+    if engine.lanes.busy:
+        log.warning("a text that is still being tokenized is given up")
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)  # all else is closed; a regular exit would wait for the tokenizer's thread
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -75,7 +81,7 @@ def bind(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):  # type: ignore[misc]
     """uvicorn that tells when it is ready, and drains for as long as the configuration says."""
 
-    def __init__(self, app: Any, config: ServeConfig, ready: Callable[[], None], runtime: Runtime) -> None:
+    def __init__(self, app: Any, config: ServeConfig, ready: Callable[[], None], engine: Engine) -> None:
         super().__init__(
             uvicorn.Config(
                 _ending_quietly(app),
@@ -89,7 +95,7 @@ class Server(uvicorn.Server):  # type: ignore[misc]
         )
         self._ready = ready
         self._drain = config.drain
-        self._runtime = runtime
+        self._engine = engine
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then call `ready`."""
@@ -99,7 +105,7 @@ class Server(uvicorn.Server):  # type: ignore[misc]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain; uvicorn alone would cut off what still runs, with 500 and a traceback."""
-        self._runtime.drain(self._drain)
+        self._engine.runtime.drain(self._drain)
         loop = asyncio.get_running_loop()
         ending = loop.call_later(self._drain, self._end)
         cutting = loop.call_later(self._drain + TOLD, self._cut)
@@ -109,7 +115,7 @@ class Server(uvicorn.Server):  # type: ignore[misc]
 
     def _end(self) -> None:
         """Whoever waits for an answer is told, and whoever still sends a request."""
-        self._runtime.end()
+        self._engine.end()
         for connection in list(self.server_state.connections):
             if connection.receiving:
                 connection.refuse_rest(HTTPStatus.SERVICE_UNAVAILABLE, SHUTTING_DOWN)

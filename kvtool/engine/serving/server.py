@@ -49,7 +49,6 @@ def create_app(engine: Engine, metrics: Metrics, keys: Keys) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        intake.close()
         engine.close(engine.runtime.left)
 
     app = FastAPI(

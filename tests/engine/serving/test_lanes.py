@@ -1,5 +1,9 @@
 """Large texts in a thread of their own: small ones pass them, but not those of the same session."""
 
+import asyncio
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,6 +15,7 @@ import httpx
 import pytest
 
 from kvtool.engine.serving import lanes
+from kvtool.engine.serving.api import ApiError
 
 Serving = Callable[..., AbstractContextManager[Any]]
 WEB = httpx.Client(timeout=60)
@@ -97,3 +102,74 @@ def test_a_text_that_cannot_fit_is_refused_untokenized(
         assert "maximum context length is 1024 tokens" in error["message"]
         assert error["param"] == ("messages" if "chat" in path else "prompt")
     assert gate[1] == []
+
+
+ENDLESS = """
+import sys, threading
+from kvtool.cli import main
+from kvtool.tokens import FastTokenizer
+encode = FastTokenizer.encode
+
+def endless(self, text):
+    if text == "endless":
+        print("begun", flush=True)
+        threading.Event().wait()
+    return encode(self, text)
+
+FastTokenizer.encode = endless
+main(sys.argv[1:])
+"""
+"""kvtool with a text that is never tokenized: a tokenizer does not look at signals either."""
+
+
+def test_a_tokenizer_holds_up_no_end(tiny_model: Path) -> None:
+    """Who waits for it is answered 503, and the process ends by itself."""
+    options = ["serve", "--model", tiny_model, "--port", "0", "--block-size", "8", "--drain", "0.2"]
+    command = [sys.executable, "-c", ENDLESS, *map(str, options), "--device-blocks", "160"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        url = process.stdout.readline().split()[-1]
+        process.stdout.readline()
+        with ThreadPoolExecutor(1) as pool:
+            body = {"model": str(tiny_model), "prompt": "endless", "max_tokens": 4}
+            answer = pool.submit(WEB.post, f"{url}/v1/completions", json=body)
+            assert process.stdout.readline() == "begun\n"
+            process.send_signal(signal.SIGTERM)
+            assert answer.result().status_code == 503
+            assert answer.result().json()["error"]["message"] == "The server is shutting down."
+        assert process.wait(60) == 0
+        assert "a text that is still being tokenized is given up" in process.stderr.read()
+
+
+def test_the_end_is_told_to_all_who_wait_and_begins_nothing() -> None:
+    begun, opened = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def slow() -> None:
+        begun.set()
+        assert opened.wait(30)
+        done.append("slow")
+
+    async def session() -> None:
+        made = lanes.Lanes()
+        assert not made.busy
+        asked = [
+            asyncio.create_task(made.run(1, None, work)) for work in (slow, lambda: done.append("behind"))
+        ]
+        left = asyncio.create_task(made.run(1, None, lambda: done.append("left")))
+        await asyncio.to_thread(begun.wait, 30)
+        left.cancel()  # a client that has gone is no request to answer
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        made.end()
+        for one in (*asked, asyncio.create_task(made.run(1, None, lambda: done.append("late")))):
+            with pytest.raises(ApiError) as error:
+                await one
+            assert error.value.status == 503
+        assert made.busy
+        opened.set()
+        while made.busy:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(session())
+    assert done == ["slow"]
