@@ -25,18 +25,20 @@ def _team() -> team.Team:
 def _multiply(
     rows: Tensor, layer: "PackedLinear", gate: "PackedLinear | None" = None, activation: int = 0
 ) -> Tensor:
-    """rows [..., in] -> [..., len(layer.start)]."""
-    lent, workers = _team(), torch.get_num_threads()
+    """rows [..., in] -> [..., layer.padded]."""
+    lent, workers, packed = _team(), torch.get_num_threads(), layer.packed
     rows = rows.contiguous()
-    inputs, outputs = rows.shape[-1], len(layer.start)
+    *shape, inputs = rows.shape
     assert inputs == layer.in_features
-    assert rows.dtype == layer.packed.dtype == torch.float32, "the kernels read float32"
-    out = rows.new_empty(*rows.shape[:-1], outputs)
-    scratch = None if gate is None else rows.new_empty(products.ROWS * products.PANEL * workers)
-    gates = (0, 0) if gate is None else (gate.packed.data_ptr(), gate.start.data_ptr())
+    assert rows.dtype == packed.dtype == torch.float32, "the kernels read float32"
+    out = rows.new_empty(*shape, layer.padded)
+    scratch, gates = None, (0, 0)
+    if gate is not None:
+        scratch = rows.new_empty(products.ROWS * products.PANEL * workers)
+        gates = (gate.packed.data_ptr(), gate.start.data_ptr())
     given = _LAYER_FIELDS(
-        workers, lent.number, lent.crew, out.numel() // outputs, inputs, outputs, rows.data_ptr(),
-        out.data_ptr(), layer.packed.data_ptr(), layer.start.data_ptr(), *gates, activation,
+        workers, lent.number, lent.crew, rows.numel() // inputs, inputs, layer.padded, rows.data_ptr(),
+        out.data_ptr(), packed.data_ptr(), layer.start.data_ptr(), *gates, activation,
         0 if scratch is None else scratch.data_ptr(),
     )  # fmt: skip
     lent.run(products.layer_work(), ctypes.addressof(given), workers)
@@ -58,7 +60,8 @@ class PackedLinear(nn.Module):
         panels = [panel.t().flatten() for panel in torch.split(padded, products.PANEL)]
         self.packed = nn.Parameter(torch.cat(panels), requires_grad=False)
         self.bias = linear.bias
-        start = weight.new_zeros(len(padded))
+        self.padded = len(padded)
+        start = weight.new_zeros(self.padded)
         if self.bias is not None:
             start[: self.out_features] = self.bias.detach()
         self.register_buffer("start", start, persistent=False)
@@ -72,7 +75,7 @@ class PackedLinear(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """rows [..., in] -> [..., out]."""
         out = _multiply(rows, self)
-        return out if len(self.start) == self.out_features else out[..., : self.out_features].contiguous()
+        return out if self.padded == self.out_features else out[..., : self.out_features].contiguous()
 
 
 class GatedMLP(nn.Module):
@@ -99,7 +102,7 @@ class PackedEmbedding(nn.Module):
     def __init__(self, head: PackedLinear, scale: float) -> None:
         super().__init__()
         self.packed = head.packed
-        self._inputs, self._outputs = head.in_features, len(head.start)
+        self._inputs, self._outputs = head.in_features, head.padded
         self._scale = scale
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -123,15 +126,15 @@ class RMSNorm(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """rows [..., n] -> [..., n]."""
-        lent = _team()
+        lent, weight = _team(), self.weight
         rows = rows.contiguous()
         out = torch.empty_like(rows)
-        workers = 1 if rows.numel() <= ALONE else torch.get_num_threads()
-        width = rows.shape[-1]
-        assert rows.dtype == self.weight.dtype == torch.float32 and width == len(self.weight)
+        count, width = rows.numel(), rows.shape[-1]
+        workers = 1 if count <= ALONE else torch.get_num_threads()
+        assert rows.dtype == weight.dtype == torch.float32 and width == weight.shape[0]
         given = _NORM_FIELDS(
-            workers, lent.number, lent.crew, rows.numel() // width, width, rows.data_ptr(),
-            self.weight.data_ptr(), out.data_ptr(), self.epsilon.data_ptr(),
+            workers, lent.number, lent.crew, count // width, width, rows.data_ptr(), weight.data_ptr(),
+            out.data_ptr(), self.epsilon.data_ptr(),
         )  # fmt: skip
         lent.run(norm.work(), ctypes.addressof(given), workers)
         return out
