@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kvtool import embedded
 from kvtool.engine.compute import attention
@@ -61,7 +61,7 @@ def load_model(
     weight_files(folder)
     module = _load_module(folder, kind, place)
     text = module.config.get_text_config()  # type: ignore[union-attr, operator]
-    plain = plain_logits(module, int(text.vocab_size))
+    plain = _defined_logits(module, int(text.vocab_size), str(folder))
     if pack(module, place, kind) or place.type == "cuda":
         fuse(module, exact=place.type == "cpu")
     replace_rotary(module)
@@ -116,6 +116,27 @@ def _load_module(folder: Path, dtype: torch.dtype, device: torch.device) -> nn.M
             raise KvtoolError(f"{folder}: {problem.replace('_', ' ')}: {sorted(map(str, info[problem]))[0]}")
     loaded: nn.Module = module.eval().requires_grad_(False).to(device)
     return loaded
+
+
+def _defined_logits(module: Any, vocab: int, where: str) -> Tensor:
+    """`plain_logits`, by a loop over experts where torch's grouped product cannot read their weights.
+
+    A KvtoolError where plain transformers cannot compute the model at all.
+    """
+    try:
+        return plain_logits(module, vocab)
+    except RuntimeError as error:
+        reason = error
+    if module.device.type == "cpu" and module._can_set_experts_implementation():
+        module.set_experts_implementation("eager")
+        try:
+            return plain_logits(module, vocab)
+        except RuntimeError as error:
+            reason = error
+    raise KvtoolError(
+        f"{where}: plain transformers cannot compute this model: {str(reason).splitlines()[0]}",
+        "check the sizes in its config.json",
+    )
 
 
 @contextmanager

@@ -97,6 +97,10 @@ REFUSED = {
         ),
         "neither causal nor a sliding window",
     ),
+    "odd heads": (
+        transformers.MixtralConfig(**SHAPE | {"hidden_size": 42, "num_local_experts": 2}),
+        "plain transformers cannot compute this model: The size of tensor",
+    ),
 }
 
 
@@ -107,6 +111,27 @@ def test_models_that_cannot_be_served_are_refused_with_the_reason(tmp_path, case
     with pytest.raises(KvtoolError, match=reason) as caught:
         load_model(str(folder))
     assert str(folder) in caught.value.message and "\n" not in str(caught.value)
+
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 30}
+ODD_EXPERTS = {
+    "mixtral": transformers.MixtralConfig(**SHAPE | {"intermediate_size": 30}, num_local_experts=4),
+    "qwen2": transformers.Qwen2MoeConfig(**SHAPE, **EXPERTS, shared_expert_intermediate_size=33),
+    "qwen3": transformers.Qwen3MoeConfig(**SHAPE, **EXPERTS, head_dim=16),
+}
+
+
+@pytest.mark.parametrize("name", ODD_EXPERTS)
+def test_experts_of_a_width_that_grouped_products_cannot_read_are_computed_one_by_one(
+    tmp_path, bench, make_prompt, name
+):
+    folder = saved(tmp_path / "model", ODD_EXPERTS[name])
+    plain = transformers.AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
+    tokens = make_prompt(50, vocab=99)
+    with torch.inference_mode():
+        truth = plain(input_ids=torch.from_numpy(tokens.astype("int64"))[None], use_cache=False).logits[0]
+    run = bench(load_model(str(folder)))
+    torch.testing.assert_close(run.prefill(tokens, run.take(50), chunk=19), truth, atol=1e-4, rtol=0)
 
 
 def test_encoder_decoder_is_refused(tmp_path):
