@@ -3,9 +3,9 @@
 from functools import cache
 
 import numpy as np
-from numba import carray, cfunc, types
+from numba import carray
 
-from kvtool.compiling import njit
+from kvtool.compiling import c_function, njit
 from kvtool.engine.compute.cpu import vector
 
 WORKERS, NUMBER, CREW, COUNT, WIDTH, IN, WEIGHT, OUT, EPSILON, FIELDS = range(10)
@@ -41,4 +41,4 @@ def _work(data):  # type: ignore[no-untyped-def]
 @cache
 def work() -> int:
     """Address of `_work`, compiled."""
-    return int(cfunc(types.void(types.voidptr), cache=True)(_work).address)
+    return c_function(_work)

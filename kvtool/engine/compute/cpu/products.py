@@ -8,9 +8,9 @@ a time: a row's result depends neither on the rows beside it nor on the number o
 from functools import cache
 
 import numpy as np
-from numba import carray, cfunc, types
+from numba import carray
 
-from kvtool.compiling import njit
+from kvtool.compiling import c_function, njit
 from kvtool.engine.compute.cpu import vector
 
 PANEL = vector.LANES * vector.VECTORS
@@ -125,4 +125,4 @@ def _layer_work(data):  # type: ignore[no-untyped-def]
 @cache
 def layer_work() -> int:
     """Address of `_layer_work`, compiled."""
-    return int(cfunc(types.void(types.voidptr), cache=True)(_layer_work).address)
+    return c_function(_layer_work)
