@@ -9,8 +9,11 @@ from torch import Tensor
 
 from kvtool.engine.compute.arena import Arena
 from kvtool.engine.compute.cpu import kernel, team, vector
-from kvtool.engine.compute.cpu.tasks import plan
+from kvtool.engine.compute.cpu.tasks import Tasks, plan, waves
 from kvtool.engine.compute.reads import Span
+
+PARTS = 1 << 24
+"""float32 of parts that wait to be merged (64 MB): longer batches are computed some rows at a time."""
 
 
 class Cores:
@@ -41,7 +44,7 @@ def cores_for(arena: Arena) -> Cores | None:
 
 
 class CoresBatch:
-    """A packed batch; its tasks are planned once for all layers that are alike.
+    """A packed batch, in waves of rows; their tasks are planned once for all layers that are alike.
 
     writes: int64 [T], where the new tokens go, as in a `PagedStep`.
     """
@@ -53,7 +56,7 @@ class CoresBatch:
         self._spans = spans
         self._block_size = block_size
         self._writes = writes
-        self._plans: dict[tuple[int, int, int, int | None], NDArray[np.int64]] = {}
+        self._plans: dict[tuple[int, int, int, int | None], list[tuple[int, NDArray[np.int64]]]] = {}
         self._addressed: list[object] = []
         """What the plans' addresses lead to."""
 
@@ -77,58 +80,75 @@ class CoresBatch:
         )
         heads, tokens, width = query.shape
         out, sums = query.new_empty(tokens, heads, width), query.new_empty(tokens, heads)
-        given = self._given(heads, key.shape[0], width, window)
-        given[kernel.QUERY : kernel.WRITES] = (
-            *(query.data_ptr(), query.stride(0), query.stride(1)),
-            *(key.data_ptr(), key.stride(0), key.stride(1)),
-            *(value.data_ptr(), value.stride(0), value.stride(1)),
-            *(arena_keys.data_ptr(), arena_values.data_ptr(), out.data_ptr(), sums.data_ptr()),
-        )
         scales = np.array([scale], np.float32)
-        given[kernel.SCALE] = scales.ctypes.data
-        self._cores.team.run(kernel.work(), given.ctypes.data, self._cores.workers)
+        for row, given in self._waves(heads, key.shape[0], width, window):
+            given[kernel.QUERY : kernel.WRITES] = (
+                *(query.data_ptr() + 4 * row * query.stride(1), query.stride(0), query.stride(1)),
+                *(key.data_ptr() + 4 * row * key.stride(1), key.stride(0), key.stride(1)),
+                *(value.data_ptr() + 4 * row * value.stride(1), value.stride(0), value.stride(1)),
+                *(arena_keys.data_ptr(), arena_values.data_ptr()),
+                *(out.data_ptr() + 4 * row * heads * width, sums.data_ptr() + 4 * row * heads),
+            )
+            given[kernel.SCALE] = scales.ctypes.data
+            self._cores.team.run(kernel.work(), given.ctypes.data, self._cores.workers)
         return out, sums
 
-    def _given(self, heads: int, kv_heads: int, width: int, window: int | None) -> NDArray[np.int64]:
-        """The kernel's arguments, but for a layer's tensors."""
+    def _waves(
+        self, heads: int, kv_heads: int, width: int, window: int | None
+    ) -> list[tuple[int, NDArray[np.int64]]]:
+        """First row and kernel's arguments, but for a layer's tensors, of each wave."""
         alike = (heads, kv_heads, width, window)
         if alike not in self._plans:
-            cores = self._cores
-            tasks = plan(self._spans, self._block_size, kv_heads, heads // kv_heads, window, cores.workers)
-            given = np.zeros(kernel.FIELDS, np.int64)
-            size = kernel.scratch_size(width)
-            parts = cores.scratch("parts", kv_heads * tasks.parts * (width + 2))
-            tiles = cores.scratch("tiles", cores.workers * size)
-            for field, number in (
-                (kernel.WORKERS, cores.workers),
-                (kernel.NUMBER, cores.team.number),
-                (kernel.CREW, cores.team.crew),
-                (kernel.BARRIER, cores.team.barrier),
-                (kernel.TOKENS, len(self._writes)),
-                (kernel.HEADS, heads),
-                (kernel.KV_HEADS, kv_heads),
-                (kernel.WIDTH, width),
-                (kernel.BLOCK, self._block_size),
-                (kernel.WINDOW, window or 0),
-                (kernel.TASK_COUNT, len(tasks.tasks)),
-                (kernel.PART_COUNT, tasks.parts),
-                (kernel.PARTS, parts.ctypes.data),
-                (kernel.SCRATCH, tiles.ctypes.data),
-                (kernel.SCRATCH_SIZE, size),
-            ):
-                given[field] = number
-            for field, array in (
-                (kernel.WRITES, self._writes),
-                (kernel.TASKS, tasks.tasks),
-                (kernel.SHARES, tasks.shares),
-                (kernel.ROWS, tasks.rows),
-                (kernel.POSITIONS, tasks.positions),
-                (kernel.TABLES, tasks.tables),
-                (kernel.LANE_PARTS, tasks.lane_parts),
-                (kernel.LANE_STARTS, tasks.lane_starts),
-            ):
-                assert array.dtype == np.int64 and array.flags.c_contiguous
-                given[field] = array.ctypes.data
-            self._plans[alike] = given
-            self._addressed += (tasks, parts, tiles)
+            cores, size = self._cores, kv_heads * (width + 2)
+            cut = waves(self._spans, PARTS // (heads * (width + 2)), window)
+            planned = [
+                plan(spans, self._block_size, kv_heads, heads // kv_heads, window, cores.workers)
+                for _, spans in cut
+            ]
+            parts = cores.scratch("parts", size * max(tasks.parts for tasks in planned))
+            self._plans[alike] = [
+                (row, self._given(row, tasks, parts, alike))
+                for (row, _), tasks in zip(cut, planned, strict=True)
+            ]
         return self._plans[alike]
+
+    def _given(
+        self, row: int, tasks: Tasks, parts: NDArray[np.float32], alike: tuple[int, int, int, int | None]
+    ) -> NDArray[np.int64]:
+        heads, kv_heads, width, window = alike
+        cores, writes = self._cores, self._writes[row : row + len(tasks.positions)]
+        given = np.zeros(kernel.FIELDS, np.int64)
+        size = kernel.scratch_size(width)
+        tiles = cores.scratch("tiles", cores.workers * size)
+        for field, number in (
+            (kernel.WORKERS, cores.workers),
+            (kernel.NUMBER, cores.team.number),
+            (kernel.CREW, cores.team.crew),
+            (kernel.BARRIER, cores.team.barrier),
+            (kernel.TOKENS, len(writes)),
+            (kernel.HEADS, heads),
+            (kernel.KV_HEADS, kv_heads),
+            (kernel.WIDTH, width),
+            (kernel.BLOCK, self._block_size),
+            (kernel.WINDOW, window or 0),
+            (kernel.TASK_COUNT, len(tasks.tasks)),
+            (kernel.PART_COUNT, tasks.parts),
+            (kernel.PARTS, parts.ctypes.data),
+            (kernel.SCRATCH, tiles.ctypes.data),
+            (kernel.SCRATCH_SIZE, size),
+        ):
+            given[field] = number
+        for field, array in (
+            (kernel.WRITES, writes),
+            (kernel.TASKS, tasks.tasks),
+            (kernel.SHARES, tasks.shares),
+            (kernel.ROWS, tasks.rows),
+            (kernel.POSITIONS, tasks.positions),
+            (kernel.TABLES, tasks.tables),
+            (kernel.LANE_PARTS, tasks.lane_parts),
+            (kernel.LANE_STARTS, tasks.lane_starts),
+        ):
+            assert array.dtype == np.int64 and array.flags.c_contiguous
+            given[field] = array.ctypes.data
+        self._addressed += (tasks, parts, tiles)
+        return given

@@ -51,10 +51,40 @@ class _Read:
     high: int
 
 
+def waves(spans: Sequence[Span], parts: int, window: int | None) -> list[tuple[int, list[Span]]]:
+    """A batch cut into runs of rows that have at most `parts` parts in each head, or of one row.
+
+    Of each its first row, and its spans as a batch of their own. The next run reads the same keys again, so
+    that runs are long and, as far as that goes, whole tiles.
+    """
+    found: list[tuple[int, list[Span]]] = []
+    left = 0
+    for span in spans:
+        each = -(-span.end // CHUNK)
+        if window is not None:
+            each = min(each, window // CHUNK + 2)
+        row = span.first
+        while row < span.last:
+            rows = min(left // each, span.last - row)
+            if TILE < rows < span.last - row:
+                rows -= rows % TILE
+            if not rows:
+                found.append((row, []))
+                left = max(parts, each)
+                continue
+            begin, wave = found[-1]
+            wave.append(Span(row - begin, row - begin + rows, span.start + row - span.first, span.slots))
+            left -= rows * each
+            row += rows
+            if row < span.last:
+                left = 0
+    return found
+
+
 def plan(
     spans: Sequence[Span], block_size: int, kv_heads: int, group: int, window: int | None, workers: int
 ) -> Tasks:
-    """Tasks for a batch whose spans follow each other. group: query heads of a key-value head."""
+    """Tasks for a wave whose spans follow each other. group: query heads of a key-value head."""
     positions = np.concatenate([np.arange(span.start, span.end) for span in spans])
     reads = list(_reads(spans, block_size, window))
     tasks = np.array([task for read in reads for task in _cut(read, positions, group, window)], np.int64)

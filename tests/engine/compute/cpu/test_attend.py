@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtool.engine.compute.cpu import kernel, team
+from kvtool.engine.compute.cpu import attend, kernel, team
 from kvtool.engine.compute.cpu.attend import Cores, CoresBatch
-from kvtool.engine.compute.cpu.tasks import CHUNK, plan
+from kvtool.engine.compute.cpu.tasks import CHUNK, plan, waves
 from kvtool.engine.compute.reads import Span
 
 pytestmark = pytest.mark.skipif(team.torch_team() is None, reason="torch has no workers to lend")
@@ -47,7 +47,7 @@ class Case:
         """Output and log-sum-exp of the rows of `spans`, of this batch or some of it."""
         lent = team.torch_team()
         assert lent is not None
-        cores = Cores(lent)
+        cores = self.cores = Cores(lent)
         cores.workers = workers
         rows = np.concatenate([np.arange(span.first, span.last) for span in spans])
         first, packed = 0, []
@@ -156,6 +156,46 @@ def test_a_sequence_that_overflows_stays_alone(case, number):
     after, _ = case.run(case.spans)
     assert torch.equal(after[span.last :], before[span.last :])
     assert not after[: span.last].isfinite().all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(cases(), st.integers(1, 300), st.integers(1, 1500))
+def test_no_bit_depends_on_how_many_rows_wait_to_be_merged(case, rows, size):
+    out, sums = case.run(case.spans)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attend, "PARTS", rows * size)
+        waved, waved_sums = case.run(case.spans)
+    assert torch.equal(waved, out) and torch.equal(waved_sums, sums)
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases(), st.integers(1, 120))
+def test_waves_are_all_rows_in_their_order_and_no_larger_than_asked(case, parts):
+    row = 0
+    positions = [at for span in case.spans for at in range(span.start, span.end)]
+    for first, spans in waves(case.spans, parts, case.window):
+        assert first == row and spans[0].first == 0
+        seen = [at for span in spans for at in range(span.start, span.end)]
+        assert seen == positions[row : row + len(seen)] and spans[-1].last == len(seen)
+        tasks = plan(spans, case.block, 1, 1, case.window, 2)
+        assert tasks.parts <= parts or len(seen) == 1
+        row += len(seen)
+    assert row == case.tokens
+
+
+@pytest.mark.parametrize("length", [8192, 32768])
+def test_long_contexts_are_those_of_float64_and_take_bounded_memory(monkeypatch, length):
+    """33 rows of 2 heads whose parts fill two waves."""
+    rows = 33
+    monkeypatch.setattr(attend, "PARTS", 17 * 2 * (length // CHUNK) * 66)
+    table = np.random.default_rng(0).permutation(length // 32).tolist()
+    case = Case([Span(0, rows, length - rows, table)], 32, 2, 1, 64, None)
+    case.query *= 0.3  # so that many keys have a say
+    out, sums = case.run(case.spans)
+    assert case.cores._kept["parts"].size <= attend.PARTS
+    true_out, true_sums = case.truth()
+    torch.testing.assert_close(out.double(), true_out, atol=1e-5, rtol=0)
+    torch.testing.assert_close(sums.double(), true_sums, atol=1e-5, rtol=0)
 
 
 def test_layers_of_several_windows_leave_what_others_own_alone():
