@@ -136,21 +136,30 @@ class Planner:
         self._flops = prefill.block_cost(self._depths, workload.block_size)[self._trie.depth]
         self._not_text: dict[int, NDArray[np.bool_]] = {}
 
-    def plan(self, config: PlanConfig, block_bytes: Callable[[int], int], among: Plan | None = None) -> Plan:
+    def plan(
+        self,
+        config: PlanConfig,
+        block_bytes: Callable[[int], int],
+        among: Plan | None = None,
+        beside: NDArray[np.int64] | int = 0,
+    ) -> Plan:
         """Choose blocks. `block_bytes` is the stored size of a block at a depth. `among`: an earlier plan of
-        the same workload; only its blocks are chosen from, and each takes the bytes that it has there."""
+        the same workload; only its blocks are chosen from, and each takes the bytes that it has there.
+        `beside`: what each of these takes of the shards' budgets beyond its own bytes."""
         trie, in_reach, flops = self._trie, self._in_reach, self._flops
         used = trie.hits >= config.min_requests
         not_text = self._beyond_text(config.min_requests)
         wanted = in_reach & used & ~not_text
         able = wanted
         sizes = np.array([block_bytes(depth) for depth in self._depths.tolist()], np.int64)[trie.depth]
+        taken = sizes + beside if among is None else sizes.copy()
         if among is not None:
             able = np.zeros_like(wanted)
             able[among.node] = True
             sizes[among.node] = among.bytes
+            taken[among.node] = among.bytes + beside
         value = trie.expected * flops
-        chosen = _choose(trie, config, able, value, sizes)
+        chosen = _choose(trie, config, able, value, taken)
         tier = _tiers(trie, config, chosen, value, self._memory_bytes)
         order = _storage_order(trie, chosen)
         row = np.full(len(trie.parent) + 1, -1, np.int64)

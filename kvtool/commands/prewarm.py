@@ -81,8 +81,8 @@ class Config:
     type=NamedSizes(("device", "host", "disk"), alone="disk"),
     default=Config.budgets,
     metavar="SIZE|TIER=SIZE,...",
-    help="Bytes that the shards may take, such as 2GiB, or what each tier may hold of them, such as "
-    "host=1GiB,disk=8GiB [no limit].",
+    help="Bytes that the shards' files and index may take, such as 2GiB, or what each tier may hold of them, "
+    "such as host=1GiB,disk=8GiB [no limit].",
 )
 @click.option(
     "--tenant-budget",

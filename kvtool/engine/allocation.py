@@ -20,6 +20,7 @@ from kvtool.engine.profile import layer_profile
 from kvtool.engine.sensitivity import block_sensitivity
 from kvtool.engine.storage.codec import BlockCodec, Mixed, block_bytes, is_exact, load_codec
 from kvtool.engine.storage.codecs import AUTO
+from kvtool.engine.storage.footprint import beside_block
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.layout import BlockShape
 from kvtool.engine.traffic import Traffic, read_traffic
@@ -30,8 +31,8 @@ from kvtool.requests import Request
 Stored = Mapping[int, tuple[str, BlockCodec]]
 """Rows of a plan that are stored already -> the codec that they have and keep, by the name it has there."""
 
-Fit = Callable[[NDArray[np.int64]], Plan]
-"""Stored bytes of each row of a plan -> those of its blocks that a budget has room for, as a plan."""
+Fit = Callable[["Allocation"], Plan]
+"""Codecs of a plan's rows -> those of its blocks that a budget has room for, as a plan."""
 
 MAX_KL = 0.0005
 """Nats per token: the default gate. Continuations that it does not know lose up to twice as much; 0.001 is
@@ -114,8 +115,15 @@ class Allocation:
 
     def sizes(self, plan: Plan, shape: BlockShape) -> NDArray[np.int64]:
         """Stored bytes of each row, before compression."""
+        return self._each(plan, lambda codec, first: block_bytes(codec, shape, first))
+
+    def beside(self, plan: Plan, shape: BlockShape) -> NDArray[np.int64]:
+        """Bytes that each row takes in its file's header and in the index."""
+        return self._each(plan, lambda codec, first: beside_block(codec, shape, first))
+
+    def _each(self, plan: Plan, size: Callable[[BlockCodec, bool], int]) -> NDArray[np.int64]:
         sizes = {
-            (name, first): block_bytes(codec, shape, first)
+            (name, first): size(codec, first)
             for name, codec in self.codecs.items()
             for first in (False, True)
         }
@@ -237,7 +245,7 @@ def allocate(
     def judged(made: Allocation) -> _Rung | None:
         fitted, seen = None, traffic
         if fit is not None:
-            fitted = fit(made.sizes(plan, trials.shape))
+            fitted = fit(made)
             seen = traffic.behind(plan, np.isin(plan.node, fitted.node))
         if not seen.gates:
             return None

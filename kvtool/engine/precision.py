@@ -73,7 +73,7 @@ class PrecisePlan:
         else:
             every = prices.plan(PlanConfig(min_requests=limits.min_requests), asked.least).plan
             known = choose(every, prices.model, asked.codec, asked.requests, asked.protect, None)
-            self.priced = self._priced(self._sized(every, known))
+            self.priced = self._priced(every, known)
             self._known = known.within(every, self.priced.plan)
 
     @property
@@ -96,19 +96,21 @@ class PrecisePlan:
             asked.protect,
             asked.max_kl,
             stored,
-            None if self.is_final else lambda sizes: self._priced(replace(plan, bytes=sizes)).plan,
+            None if self.is_final else lambda made: self._priced(plan, made).plan,
         )
         if self._known is None:
-            self.priced = self._priced(self._sized(found.plan or plan, found))
+            self.priced = self._priced(found.plan or plan, found)
             if found.verdict is None or found.verdict.holds:
                 self.priced.require_gain(asked.codec)
         return found
 
-    def _sized(self, plan: Plan, known: Allocation) -> Plan:
-        return replace(plan, bytes=known.sizes(plan, self._prices.shape))
-
-    def _priced(self, among: Plan | None = None) -> Priced:
-        return self._prices.plan(self._limits, self._asked.least, among)
+    def _priced(self, among: Plan | None = None, known: Allocation | None = None) -> Priced:
+        """A plan, of rows of `among` in the codecs that are `known` if there are such."""
+        if among is None or known is None:
+            return self._prices.plan(self._limits, self._asked.least)
+        shape = self._prices.shape
+        sized = replace(among, bytes=known.sizes(among, shape))
+        return self._prices.plan(self._limits, self._asked.least, sized, known.beside(among, shape))
 
     def notes(self) -> list[str]:
         """What a dry run cannot know."""

@@ -4,6 +4,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvtool.analysis.load_or_compute import Speeds, Way, seconds_saved, ways
 from kvtool.analysis.plan import TIERS, Plan, PlanConfig, Planner
 from kvtool.analysis.reuse_model import ReuseModel
@@ -12,6 +15,7 @@ from kvtool.engine.compute.arena import block_bytes as memory_of
 from kvtool.engine.compute.cost import prefill_of
 from kvtool.engine.compute.model import Model
 from kvtool.engine.storage.codec import BlockCodec, block_bytes
+from kvtool.engine.storage.footprint import beside_block, beside_blocks
 from kvtool.engine.storage.identity import Identity
 from kvtool.engine.storage.layout import BlockShape
 from kvtool.errors import KvtoolError
@@ -22,7 +26,7 @@ from kvtool.report import Column, Table
 class Priced:
     """ways: none for an empty plan. seconds_saved: of prefill, over as much traffic as the log.
     unused: memory tiers whose budget was not used, since loading from them would be slower.
-    first_bytes: what a prompt's first block takes in the shards."""
+    first_bytes: what files with one block, a prompt's first, take."""
 
     plan: Plan
     speeds: Speeds
@@ -37,7 +41,7 @@ class Priced:
         if len(self.plan):
             return None
         if left.over_budget:
-            return "no block fits --budget", f"a first block takes {self.first_bytes:,} bytes"
+            return "no block fits --budget", f"with one block the files take {self.first_bytes:,} bytes"
         if left.under_used:
             return (
                 "no block is used by --min-requests requests of the log",
@@ -140,16 +144,34 @@ class Prices:
             decode=self.model.encoder.tokenizer.decode,
         )
 
-    def plan(self, config: PlanConfig, codec: BlockCodec, among: Plan | None = None) -> Priced:
-        """Plan with blocks of `codec`, or with those of `among` as they are there."""
+    def plan(
+        self,
+        config: PlanConfig,
+        codec: BlockCodec,
+        among: Plan | None = None,
+        beside: NDArray[np.int64] | int | None = None,
+    ) -> Priced:
+        """Plan with blocks of `codec`, or with those of `among` as they are there. beside: what each of those
+        takes in header and index. Those count as the shards', and so does what a folder takes once."""
+        once = 0
+        if "disk" in config.budgets:
+            whole = config.budgets["disk"]
+            once = beside_blocks(whole, {tenant or "" for _, tenant in self.workload.spaces})
+            config = replace(config, budgets={**config.budgets, "disk": max(whole - once, 0)})
+        if beside is None:
+            beside = max(beside_block(codec, self.shape, first) for first in (False, True))
 
         def planned(limits: PlanConfig) -> Plan:
-            return self._planner.plan(limits, lambda depth: block_bytes(codec, self.shape, depth == 0), among)
+            def size(depth: int) -> int:
+                return block_bytes(codec, self.shape, depth == 0)
+
+            return self._planner.plan(limits, size, among, beside)
 
         speeds = self.speeds
         first_bytes = block_bytes(codec, self.shape, first=True)
         if among is not None and len(among):
             first_bytes = int(among.bytes[among.depth == 0].min())
+        first_bytes += int(np.min(beside)) + once if np.size(beside) else once
         plan = planned(config)
         if not len(plan):
             return Priced(plan, speeds, [], 0.0, (), first_bytes)

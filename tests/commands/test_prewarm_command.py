@@ -10,6 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvtool.cli import main
+from kvtool.engine.storage.codec import block_bytes, load_codec
+from kvtool.engine.storage.footprint import FOLDER, beside_block, beside_blocks
+from kvtool.engine.storage.layout import BlockShape
 from kvtool.engine.storage.shards import open_shards
 from kvtool.engine.storage.verify import verify
 from kvtool.options import Size
@@ -25,6 +28,10 @@ def document(*arguments: object) -> dict:
     result = kvtool(*arguments, "--output-format", "json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
+
+
+SHAPE = BlockShape.of_layers(16, "float32", [(2, 8, 8)] * 2)
+"""Of the tiny model's blocks."""
 
 
 @pytest.fixture
@@ -92,10 +99,16 @@ def test_documents_fit_their_schemas_where_there_is_nothing_to_count(common, tmp
     valid_json(document("shards", "ls", tmp_path / "s"))
 
 
+def room_for(blocks: int, shape: BlockShape) -> int:
+    """A budget of so many raw blocks and no more."""
+    raw = load_codec({"codec": "raw"})
+    bare = blocks * (block_bytes(raw, shape, False) + beside_block(raw, shape, False))
+    return bare + beside_blocks(bare, [""]) + 100
+
+
 def test_budget_and_min_requests_shrink_the_plan(common) -> None:
     whole = document(*common, "--dry-run")["plan"]
-    block = whole["bytes"] // whole["blocks"]
-    cut = document(*common, "--dry-run", "--budget", 5 * block)["plan"]
+    cut = document(*common, "--dry-run", "--budget", room_for(5, SHAPE))["plan"]
     assert cut["blocks"] == 5 and cut["left_out"]["over_budget"] == whole["blocks"] - 5
     popular = document(*common, "--dry-run", "--min-requests", 10)["plan"]
     assert {row["requests"] for row in popular["prefixes"]} == {10}
@@ -130,12 +143,13 @@ def test_budgets_by_tier_and_the_arithmetic_are_told(common, tmp_path) -> None:
     assert 0.0005 < disk["compute_seconds_per_token"] < 0.002
     assert whole["plan"]["hit_rate"]["expected"] is None  # ten requests are too few to fit
     file = tmp_path / "plan.duckdb"
-    cut = document(*common, "--dry-run", *given, "--budget", f"host={3 * block},disk={5 * block}", "-o", file)
+    budget = f"host={3 * block},disk={room_for(5, SHAPE)}"
+    cut = document(*common, "--dry-run", *given, "--budget", budget, "-o", file)
     assert [row["blocks"] for row in cut["plan"]["tiers"]] == [0, 3, 2]
     with duckdb.connect(str(file)) as connection:
         found = connection.execute("SELECT tier, count(*) FROM prewarm_plan GROUP BY tier ORDER BY tier")
         assert found.fetchall() == [("disk", 2), ("host", 3)]
-    terminal = kvtool(*common, "--dry-run", *given, "--budget", f"host={3 * block},disk={5 * block}").stdout
+    terminal = kvtool(*common, "--dry-run", *given, "--budget", budget).stdout
     assert "Load or compute, per token" in terminal and "Where it is kept" in terminal
     assert "of prefill saved" in " ".join(terminal.split())
 
@@ -367,11 +381,12 @@ def test_roles_that_nobody_has_are_named(steady, tmp_path) -> None:
     ],
 )
 def test_a_budget_is_used_whatever_its_blocks_take(steady, tmp_path, options) -> None:
-    budget = 20_000
+    budget = 40_000
     file = tmp_path / "plan.duckdb"
     data = document(*steady, *options, "--budget", budget, "--out", tmp_path / "a", "-o", file)
     most = max(row.bytes for row in open_shards(tmp_path / "a").rows)
-    assert 0 <= budget - data["bytes"] < most and data["plan"]["left_out"]["over_budget"] > 0
+    left = budget - sum(path.stat().st_size for path in (tmp_path / "a").iterdir())
+    assert 0 <= left < most + FOLDER + 400 * data["blocks"] and data["plan"]["left_out"]["over_budget"] > 0
     assert data["bytes"] == data["plan"]["bytes"]
     assert data["blocks"] == data["plan"]["blocks"] and verify(tmp_path / "a") == []
     with duckdb.connect(str(file)) as connection:

@@ -234,7 +234,8 @@ def test_a_budget_is_filled_with_blocks_of_the_rung_that_is_chosen(
     fitted: list[tuple[np.ndarray, Plan]] = []
     budget = int(share * plan.bytes.sum() / 4)
 
-    def fit(sizes: np.ndarray) -> Plan:
+    def fit(made: Allocation) -> Plan:
+        sizes = made.sizes(plan, running.shape)
         again = planner.plan(PlanConfig({"disk": budget}), lambda depth: 0, replace(plan, bytes=sizes))
         fitted.append((sizes, again))
         return again
@@ -264,8 +265,10 @@ def test_a_budget_without_room_for_a_block_is_refused(planner, plan, trials) -> 
             running,
             PROFILE,
             1.0,
-            fit=lambda sizes: planner.plan(
-                PlanConfig({"disk": 9}), lambda depth: 0, replace(plan, bytes=sizes)
+            fit=lambda made: planner.plan(
+                PlanConfig({"disk": 9}),
+                lambda depth: 0,
+                replace(plan, bytes=made.sizes(plan, running.shape)),
             ),
         )
 

@@ -13,6 +13,7 @@ from kvtool.engine.compute.load import load_model
 from kvtool.engine.compute.model import Model
 from kvtool.engine.speeds import measure_speeds
 from kvtool.engine.storage.codec import load_codec
+from kvtool.engine.storage.footprint import beside_block, beside_blocks
 from kvtool.engine.worth import Prices
 from kvtool.errors import KvtoolError
 from kvtool.logs.reader import open_log
@@ -93,7 +94,9 @@ def test_an_empty_plan_has_no_prices_and_says_why(model: Model, workload, limits
     assert priced.ways == [] and priced.seconds_saved == 0
     with pytest.raises(KvtoolError, match=f"nothing to prewarm, the plan is empty: {why}") as caught:
         priced.require_gain("raw")
-    assert (caught.value.hint == "a first block takes 4,096 bytes") == ("budget" in why)
+    beside = beside_block(RAW, Prices(workload, model, Speeds(1.0, {}, 0.0)).shape, True)
+    least = 4096 + beside + beside_blocks(100, [""])
+    assert (caught.value.hint == f"with one block the files take {least:,} bytes") == ("budget" in why)
 
 
 def test_prompts_below_a_block_are_named(model: Model, branching_log: Path) -> None:

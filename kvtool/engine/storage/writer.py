@@ -41,15 +41,16 @@ def shard_header(blocks: Sequence[Planned]) -> bytes:
     at = 0
     for block in blocks:
         for part in block.parts:
-            entries[f"{block.hash.hex()}.{part.name}"] = {
-                "dtype": part.dtype,
-                "shape": list(part.shape),
-                "data_offsets": [at, at + part.nbytes],
-            }
+            entries[f"{block.hash.hex()}.{part.name}"] = entry(part, at)
             at += part.nbytes
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
+
+
+def entry(part: Part, at: int) -> dict[str, object]:
+    """What the header says of an array that begins at `at`."""
+    return {"dtype": part.dtype, "shape": list(part.shape), "data_offsets": [at, at + part.nbytes]}
 
 
 @dataclass(slots=True)
