@@ -236,6 +236,7 @@ def run(config: Config) -> "Report":
     limits = PlanConfig(dict(config.budgets), config.min_requests, dict(config.tenant_budgets))
     reuse = learn(workload)
     planned = PrecisePlan(asked, Prices(workload, model, speeds, reuse), limits)
+    notes += planned.protected()
 
     def save() -> None:
         if config.plan_out is not None:
@@ -262,6 +263,8 @@ def run(config: Config) -> "Report":
     else:
         assert config.out is not None
         planned.priced.require_gain(config.codec)
+        for note in planned.protected():  # before a long run, which may not be what was meant
+            click.echo(f"note: {note}", err=True)
         started = perf_counter()
         size = len(planned.priced.plan) * workload.block_size
         failed = None

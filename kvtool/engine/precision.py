@@ -112,6 +112,16 @@ class PrecisePlan:
         sized = replace(among, bytes=known.sizes(among, shape))
         return self._prices.plan(self._limits, self._asked.least, sized, known.beside(among, shape))
 
+    def protected(self) -> list[str]:
+        """That blocks stay in 16 bits whatever the codec, where that is known beforehand."""
+        asked, known = self._asked, self._known
+        if known is None or not asked.protect or asked.codec == PROTECTED:
+            return []
+        kept = known.names.count(PROTECTED)
+        roles = ",".join(asked.protect)
+        whole = f"{kept:,} of {len(known.names):,} blocks"
+        return [f"{whole} are protected and stay in 16 bits: --protect {roles}"] if kept else []
+
     def notes(self) -> list[str]:
         """What a dry run cannot know."""
         plan = self.priced.plan

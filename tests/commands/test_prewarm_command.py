@@ -282,13 +282,20 @@ def test_auto_measures_protects_what_is_named_and_is_held_to_its_gate(steady, tm
 def test_a_codec_that_nothing_measures_leaves_system_and_tools_in_16_bits(steady, tmp_path) -> None:
     system = "You answer questions about trains, planes and ships. " * 8
     blocks = -(-(len(system) + len("|system\n")) // 16)
-    document(*steady, "--codec", "int8", "--out", tmp_path / "a")
+    run = kvtool(*steady, "--codec", "int8", "--out", tmp_path / "a", "--output-format", "json")
     counted = Counter(row.codec for row in open_shards(tmp_path / "a").rows)
     assert counted["half"] == blocks and counted["int8"] > 0
-    document(*steady, "--codec", "int8", "--protect", "none", "--out", tmp_path / "b")
+    said = (
+        f"{blocks} of {blocks + counted['int8']} blocks are protected and stay in 16 bits: "
+        "--protect system,tools"
+    )
+    assert said in json.loads(run.stdout)["notes"] and f"note: {said}\n" in run.stderr
+    assert said in document(*steady, "--codec", "int8", "--dry-run")["notes"]
+    free = kvtool(*steady, "--codec", "int8", "--protect", "none", "--out", tmp_path / "b")
+    assert "protected" not in free.output
     assert {row.codec for row in open_shards(tmp_path / "b").rows} == {"int8"}
     for exact in ("raw", "half"):
-        document(*steady, "--codec", exact, "--out", tmp_path / exact)
+        assert document(*steady, "--codec", exact, "--out", tmp_path / exact)["notes"] == []
         assert {row.codec for row in open_shards(tmp_path / exact).rows} == {exact}
 
 
@@ -407,7 +414,8 @@ def test_a_dry_run_says_what_only_a_run_can_measure(steady, valid_json) -> None:
     (note,) = document(*steady, "--codec", "auto", "--dry-run")["notes"]
     assert note.endswith("the least of --codec auto: a run measures")
     named = document(*steady, "--codec", "int8", "--dry-run", "--budget", 20_000)
-    assert named["notes"] == [] and named["plan"]["bytes"] <= 20_000
+    (note,) = named["notes"]
+    assert "stay in 16 bits" in note and named["plan"]["bytes"] <= 20_000
 
 
 def test_what_follows_a_picture_is_left_out_and_said(steady, tmp_path, tiny_model, valid_json) -> None:
