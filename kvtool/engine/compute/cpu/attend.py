@@ -9,11 +9,11 @@ from torch import Tensor
 
 from kvtool.engine.compute.arena import Arena
 from kvtool.engine.compute.cpu import kernel, team, vector
-from kvtool.engine.compute.cpu.tasks import Tasks, plan, waves
+from kvtool.engine.compute.cpu.tasks import Tasks, plan, runs, shares
 from kvtool.engine.compute.reads import Span
 
 PARTS = 1 << 24
-"""float32 of parts that wait to be merged (64 MB): longer batches are computed some rows at a time."""
+"""float32 of parts that wait to be merged (64 MB): what needs more is computed in waves."""
 
 
 class Cores:
@@ -44,7 +44,7 @@ def cores_for(arena: Arena) -> Cores | None:
 
 
 class CoresBatch:
-    """A packed batch, in waves of rows; their tasks are planned once for all layers that are alike.
+    """A packed batch, in waves; their tasks are planned once for all layers that are alike.
 
     writes: int64 [T], where the new tokens go, as in a `PagedStep`.
     """
@@ -96,27 +96,28 @@ class CoresBatch:
     def _waves(
         self, heads: int, kv_heads: int, width: int, window: int | None
     ) -> list[tuple[int, NDArray[np.int64]]]:
-        """First row and kernel's arguments, but for a layer's tensors, of each wave."""
+        """First row and kernel's arguments, but for a layer's tensors, of each wave: some key-value heads of
+        all rows, whose keys are then read once; where one is too much, of some rows."""
         alike = (heads, kv_heads, width, window)
         if alike not in self._plans:
-            cores, size = self._cores, kv_heads * (width + 2)
-            cut = waves(self._spans, PARTS // (heads * (width + 2)), window)
-            planned = [
-                plan(spans, self._block_size, kv_heads, heads // kv_heads, window, cores.workers)
-                for _, spans in cut
-            ]
-            parts = cores.scratch("parts", size * max(tasks.parts for tasks in planned))
-            self._plans[alike] = [
-                (row, self._given(row, tasks, parts, alike))
-                for (row, _), tasks in zip(cut, planned, strict=True)
-            ]
+            group, size = heads // kv_heads, width + 2
+            found: list[tuple[int, Tasks, int, int]] = []
+            for row, spans in runs(self._spans, PARTS // (group * size), window):
+                tasks = plan(spans, self._block_size, group, window)
+                some = min(max(PARTS // (tasks.parts * size), 1), kv_heads)
+                found += ((row, tasks, head, min(head + some, kv_heads)) for head in range(0, kv_heads, some))
+            needed = max(tasks.parts * (last - head) for _, tasks, head, last in found)
+            parts = self._cores.scratch("parts", needed * size)
+            self._plans[alike] = [(each[0], self._given(*each, parts, alike)) for each in found]
         return self._plans[alike]
 
     def _given(
-        self, row: int, tasks: Tasks, parts: NDArray[np.float32], alike: tuple[int, int, int, int | None]
-    ) -> NDArray[np.int64]:
+        self, row: int, tasks: Tasks, head: int, last: int,
+        parts: NDArray[np.float32], alike: tuple[int, int, int, int | None],
+    ) -> NDArray[np.int64]:  # fmt: skip
         heads, kv_heads, width, window = alike
         cores, writes = self._cores, self._writes[row : row + len(tasks.positions)]
+        dealt = shares(tasks.costs, last - head, cores.workers)
         given = np.zeros(kernel.FIELDS, np.int64)
         size = kernel.scratch_size(width)
         tiles = cores.scratch("tiles", cores.workers * size)
@@ -128,6 +129,8 @@ class CoresBatch:
             (kernel.TOKENS, len(writes)),
             (kernel.HEADS, heads),
             (kernel.KV_HEADS, kv_heads),
+            (kernel.HEAD_FIRST, head),
+            (kernel.HEAD_LAST, last),
             (kernel.WIDTH, width),
             (kernel.BLOCK, self._block_size),
             (kernel.WINDOW, window or 0),
@@ -141,7 +144,7 @@ class CoresBatch:
         for field, array in (
             (kernel.WRITES, writes),
             (kernel.TASKS, tasks.tasks),
-            (kernel.SHARES, tasks.shares),
+            (kernel.SHARES, dealt),
             (kernel.ROWS, tasks.rows),
             (kernel.POSITIONS, tasks.positions),
             (kernel.TABLES, tasks.tables),
@@ -150,5 +153,5 @@ class CoresBatch:
         ):
             assert array.dtype == np.int64 and array.flags.c_contiguous
             given[field] = array.ctypes.data
-        self._addressed += (tasks, parts, tiles)
+        self._addressed += (tasks, dealt, parts, tiles)
         return given

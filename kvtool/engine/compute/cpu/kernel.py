@@ -32,7 +32,7 @@ LOG2E = np.float32(1.4426950408889634)
 
 (
     WORKERS, NUMBER, CREW, BARRIER,
-    TOKENS, HEADS, KV_HEADS, WIDTH, BLOCK, WINDOW,
+    TOKENS, HEADS, KV_HEADS, HEAD_FIRST, HEAD_LAST, WIDTH, BLOCK, WINDOW,
     QUERY, QUERY_HEAD, QUERY_ROW,
     KEY, KEY_HEAD, KEY_ROW,
     VALUE, VALUE_HEAD, VALUE_ROW,
@@ -40,8 +40,9 @@ LOG2E = np.float32(1.4426950408889634)
     WRITES, TASKS, TASK_COUNT, SHARES, ROWS, POSITIONS, TABLES,
     PARTS, PART_COUNT, LANE_PARTS, LANE_STARTS, SCRATCH, SCRATCH_SIZE, SCALE,
     FIELDS,
-) = range(38)  # fmt: skip
-"""Places in the array of arguments, int64: addresses; counts; strides in float32. A window of 0 is none."""
+) = range(40)  # fmt: skip
+"""Places in the array of arguments, int64: addresses; counts; strides in float32. Of KV_HEADS, [HEAD_FIRST,
+HEAD_LAST) are computed. A window of 0 is none."""
 
 FIRST, LAST, TABLE, LOW, HIGH, PART, COLUMNS = range(7)
 """Columns of a task: lanes [FIRST, LAST) of the list of rows, keys at positions [LOW, HIGH) of the table that
@@ -118,7 +119,7 @@ def _store(given, worker):  # type: ignore[no-untyped-def]
     tokens, heads, width = given[TOKENS], given[KV_HEADS], given[WIDTH]
     writes = carray(vector.longs(given[WRITES]), tokens)
     for row in range(tokens * worker // given[WORKERS], tokens * (worker + 1) // given[WORKERS]):
-        for head in range(heads):
+        for head in range(given[HEAD_FIRST], given[HEAD_LAST]):
             place = (writes[row] * heads + head) * width * 4
             key_at = given[KEY] + 4 * (head * given[KEY_HEAD] + row * given[KEY_ROW])
             value_at = given[VALUE] + 4 * (head * given[VALUE_HEAD] + row * given[VALUE_ROW])
@@ -202,7 +203,7 @@ def _attend(given, head, task, scratch):  # type: ignore[no-untyped-def]
             at = stop
 
     size = depth + 2
-    part = given[PARTS] + 4 * size * (head * given[PART_COUNT] + task[PART])
+    part = given[PARTS] + 4 * size * ((head - given[HEAD_FIRST]) * given[PART_COUNT] + task[PART])
     for lane in range(used):
         out = carray(vector.floats(part + 4 * size * lane), size)
         for at in range(depth):
@@ -220,10 +221,10 @@ def _merge(given, worker):  # type: ignore[no-untyped-def]
     numbers = carray(vector.longs(given[LANE_PARTS]), 1)
     sums = carray(vector.floats(given[SUMS]), tokens * heads)
     for row in range(tokens * worker // given[WORKERS], tokens * (worker + 1) // given[WORKERS]):
-        for head in range(heads):
+        for head in range(given[HEAD_FIRST] * group, given[HEAD_LAST] * group):
             lane = row * group + head % group
             first, last = starts[lane], starts[lane + 1]
-            base = given[PARTS] + 4 * size * (head // group) * given[PART_COUNT]
+            base = given[PARTS] + 4 * size * (head // group - given[HEAD_FIRST]) * given[PART_COUNT]
             greatest, total = UNSEEN, np.float32(0.0)
             for at in range(first, last):
                 part = carray(vector.floats(base + 4 * size * numbers[at]), size)
@@ -255,7 +256,7 @@ def _work(data):  # type: ignore[no-untyped-def]
     scratch = given[SCRATCH] + 4 * given[SCRATCH_SIZE] * number
     for worker in range(number, given[WORKERS], crew):
         for at in range(shares[worker], shares[worker + 1]):
-            _attend(given, at // count, tasks[at % count], scratch)
+            _attend(given, given[HEAD_FIRST] + at // count, tasks[at % count], scratch)
     vector.call(given[BARRIER])
     for worker in range(number, given[WORKERS], crew):
         _merge(given, worker)

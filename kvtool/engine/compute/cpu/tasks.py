@@ -25,16 +25,16 @@ class Tasks:
     """Arrays for `kernel.py`, all int64.
 
     tasks: [n, 6], the same for each key-value head. rows: lane i of a task is row rows[i // group] of the
-    batch. positions: of the batch's rows. tables: block tables, one after the other. shares: [workers + 1],
-    where each worker's begin among the tasks of all heads, head by head. lane_parts, from lane_starts[i] on:
-    the parts that lane i of the batch is merged from. parts: how many there are.
+    batch. positions: of the batch's rows. tables: block tables, one after the other. costs: of each task.
+    lane_parts, from lane_starts[i] on: the parts that lane i of the batch is merged from. parts: how many
+    there are.
     """
 
     tasks: Array
     rows: Array
     positions: Array
     tables: Array
-    shares: Array
+    costs: Array
     lane_parts: Array
     lane_starts: Array
     parts: int
@@ -51,8 +51,8 @@ class _Read:
     high: int
 
 
-def waves(spans: Sequence[Span], parts: int, window: int | None) -> list[tuple[int, list[Span]]]:
-    """A batch cut into runs of rows that have at most `parts` parts in each head, or of one row.
+def runs(spans: Sequence[Span], parts: int, window: int | None) -> list[tuple[int, list[Span]]]:
+    """A batch cut into runs of rows that have at most `parts` parts in each query head, or of one row.
 
     Of each its first row, and its spans as a batch of their own. The next run reads the same keys again, so
     that runs are long and, as far as that goes, whole tiles.
@@ -81,10 +81,8 @@ def waves(spans: Sequence[Span], parts: int, window: int | None) -> list[tuple[i
     return found
 
 
-def plan(
-    spans: Sequence[Span], block_size: int, kv_heads: int, group: int, window: int | None, workers: int
-) -> Tasks:
-    """Tasks for a wave whose spans follow each other. group: query heads of a key-value head."""
+def plan(spans: Sequence[Span], block_size: int, group: int, window: int | None) -> Tasks:
+    """Tasks for a run whose spans follow each other. group: query heads of a key-value head."""
     positions = np.concatenate([np.arange(span.start, span.end) for span in spans])
     reads = list(_reads(spans, block_size, window))
     tasks = np.array([task for read in reads for task in _cut(read, positions, group, window)], np.int64)
@@ -98,7 +96,7 @@ def plan(
         rows=rows,
         positions=positions,
         tables=np.concatenate([np.asarray(span.slots, np.int64) for span in spans]),
-        shares=_shares(-(-lanes // LANES) * (tasks[:, 4] - tasks[:, 3] + OVERHEAD), kv_heads, workers),
+        costs=-(-lanes // LANES) * (tasks[:, 4] - tasks[:, 3] + OVERHEAD),
         lane_parts=np.argsort(owners, kind="stable"),
         lane_starts=np.cumsum([0, *np.bincount(owners, minlength=len(positions) * group)]),
         parts=int(lanes.sum()),
@@ -146,9 +144,10 @@ def _cut(
                 yield first + lane, first + last, read.table, begin, until, 0
 
 
-def _shares(costs: Array, kv_heads: int, workers: int) -> Array:
-    """Consecutive tasks for each worker, of about the same cost."""
-    costs = np.tile(costs, kv_heads)
+def shares(costs: Array, heads: int, workers: int) -> Array:
+    """Where each worker's tasks begin among those of all heads, head by head, [workers + 1]: consecutive ones
+    of about the same cost."""
+    costs = np.tile(costs, heads)
     middles = np.cumsum(costs) - costs / 2
     between = np.searchsorted(middles, costs.sum() * np.arange(1, workers) / workers)
     return np.array([0, *between, len(costs)], np.int64)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvtool.engine.compute.cpu import attend, kernel, team
 from kvtool.engine.compute.cpu.attend import Cores, CoresBatch
-from kvtool.engine.compute.cpu.tasks import CHUNK, plan, waves
+from kvtool.engine.compute.cpu.tasks import CHUNK, plan, runs, shares
 from kvtool.engine.compute.reads import Span
 
 pytestmark = pytest.mark.skipif(team.torch_team() is None, reason="torch has no workers to lend")
@@ -170,14 +170,14 @@ def test_no_bit_depends_on_how_many_rows_wait_to_be_merged(case, rows, size):
 
 @settings(max_examples=40, deadline=None)
 @given(cases(), st.integers(1, 120))
-def test_waves_are_all_rows_in_their_order_and_no_larger_than_asked(case, parts):
+def test_runs_are_all_rows_in_their_order_and_no_larger_than_asked(case, parts):
     row = 0
     positions = [at for span in case.spans for at in range(span.start, span.end)]
-    for first, spans in waves(case.spans, parts, case.window):
+    for first, spans in runs(case.spans, parts, case.window):
         assert first == row and spans[0].first == 0
         seen = [at for span in spans for at in range(span.start, span.end)]
         assert seen == positions[row : row + len(seen)] and spans[-1].last == len(seen)
-        tasks = plan(spans, case.block, 1, 1, case.window, 2)
+        tasks = plan(spans, case.block, 1, case.window)
         assert tasks.parts <= parts or len(seen) == 1
         row += len(seen)
     assert row == case.tokens
@@ -227,7 +227,8 @@ def test_what_nobody_can_see_has_no_weight():
 @given(cases(), st.integers(1, 9))
 def test_every_lane_sees_its_keys_once_and_the_workers_share_all_tasks(case, workers):
     group = case.heads // case.kv_heads
-    tasks = plan(case.spans, case.block, case.kv_heads, group, case.window, workers)
+    tasks = plan(case.spans, case.block, group, case.window)
+    dealt = shares(tasks.costs, case.kv_heads, workers)
     seen: list[list[int]] = [[] for _ in range(case.tokens * group)]
     parts: list[set[int]] = [set() for _ in range(case.tokens * group)]
     for first, last, table, low, high, part in tasks.tasks.tolist():
@@ -250,5 +251,5 @@ def test_every_lane_sees_its_keys_once_and_the_workers_share_all_tasks(case, wor
                 assert sorted(seen[lane]) == sorted(wanted)
                 found = tasks.lane_parts[tasks.lane_starts[lane] : tasks.lane_starts[lane + 1]]
                 assert set(found.tolist()) == parts[lane]
-    assert tasks.shares[0] == 0 and tasks.shares[-1] == len(tasks.tasks) * case.kv_heads
-    assert (np.diff(tasks.shares) >= 0).all() and len(tasks.shares) == workers + 1
+    assert dealt[0] == 0 and dealt[-1] == len(tasks.tasks) * case.kv_heads
+    assert (np.diff(dealt) >= 0).all() and len(dealt) == workers + 1
