@@ -39,7 +39,8 @@ class Generation:
     """A prompt and what follows it. The first group of fields is the caller's, the rest the scheduler's.
 
     emit: gets every Delta, in the scheduler's thread. max_tokens: at least 1. top_logprobs: None for none.
-    session: counts into the blocks' sharing statistics. root: the chain's root, which names the tenant.
+    session: counts into the blocks' sharing statistics. root: the chain's root, which names tenant and salt.
+    tenant: whose turn it is; salts make no more of them.
     keep: seconds for which the session's blocks are to stay on the device after it; 0 ends the session.
     public: leading tokens, system prompt and tools, that the tenant may share with others.
     priority: lower ones are admitted first.
@@ -56,6 +57,7 @@ class Generation:
     ends: frozenset[int]
     detokenizer: Detokenizer
     stop: StopFilter
+    tenant: str = ""
     session: str | None = None
     public: int = 0
     keep: float | None = None

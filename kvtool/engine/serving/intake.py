@@ -210,6 +210,7 @@ class Intake:
                     ends=frozenset() if body.ignore_eos and grammar is None else model.stop_tokens,
                     detokenizer=Detokenizer(model.encoder.tokenizer),
                     stop=StopFilter(body.stop),
+                    tenant=tenant,
                     session=session,
                     public=public,
                     keep=body.session_ttl,

@@ -214,9 +214,9 @@ class Scheduler:
 
     def _next(self, passed: set[int]) -> Generation | None:
         """Whose turn it is: the tenant with the least running; of its requests priority, then age decides."""
-        busy = Counter(request.root for request in self.running)
+        busy = Counter(request.tenant for request in self.running)
         left = [request for request in self.waiting if id(request) not in passed]
-        return min(left, key=lambda request: (busy[request.root], request.priority), default=None)
+        return min(left, key=lambda request: (busy[request.tenant], request.priority), default=None)
 
     def _is_coming(self, nodes: list[int], coming: set[int]) -> bool:
         """Whether a block that this request would load, or the first that it would compute, is on its way."""

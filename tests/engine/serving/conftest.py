@@ -273,13 +273,15 @@ class FakeEngine:
         tenant: str = "",
         priority: int = 0,
         choose: Choose | None = None,
+        salt: str = "",
     ) -> Answered:
         """choose: by default what the model says; on a stream `Rules`, which it may choose by itself."""
         answered = Answered.__new__(Answered)
         answered.deltas = []
         answered.request = Generation(
             prompt=np.array(prompt, np.uint32),
-            root=namespace("fake", tenant) if tenant else ROOT,
+            root=namespace("fake", tenant, salt) if tenant else ROOT,
+            tenant=tenant,
             priority=priority,
             max_tokens=max_tokens,
             choose=choose or (lambda logits, _: int(logits)),
