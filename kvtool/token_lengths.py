@@ -8,10 +8,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from kvtool.token_bytes import BYTES, byte_alphabet
+
 Fewest = Callable[[str], int]
 """A text -> a number of tokens that its encoding is not shorter than."""
-
-BYTES = 256
 
 
 def fewest_tokens(backend: Any) -> Fewest | None:
@@ -62,13 +62,8 @@ def _knows_bytes(model: dict[str, Any]) -> bool:
 
 def _unknown_bytes(model: dict[str, Any]) -> bytes:
     """The bytes whose character is not in a byte-level vocabulary: where there is no token for the unknown,
-    they leave nothing. GPT-2's alphabet: printable bytes stand for themselves, the others follow from 256 on.
-    """
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), BYTES)}
-    others = (byte for byte in range(BYTES) if byte not in printable)
-    characters = {byte: chr(byte) for byte in printable}
-    characters |= {byte: chr(BYTES + place) for place, byte in enumerate(others)}
-    return bytes(byte for byte, character in sorted(characters.items()) if character not in model["vocab"])
+    they leave nothing."""
+    return bytes(byte for byte, char in sorted(byte_alphabet().items()) if char not in model["vocab"])
 
 
 def _keeps(part: dict[str, Any], composes: bool) -> bool:

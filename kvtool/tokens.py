@@ -24,6 +24,7 @@ from kvtool.errors import KvtoolError
 from kvtool.requests import Request
 from kvtool.segments import line_cuts, special_cuts
 from kvtool.templates import Rendered, Span, Template, load_template
+from kvtool.token_bytes import TokenBytes, token_bytes
 from kvtool.token_lengths import Fewest, fewest_tokens
 
 CACHED_CHARACTERS = 64_000_000
@@ -64,6 +65,10 @@ class Tokenizer(Protocol):
         """Text of `ids` without special tokens; bytes that are not UTF-8 become U+FFFD."""
         ...
 
+    def spelled(self, token: int) -> bytes:
+        """The bytes of one token, also where it is special or only a part of a character."""
+        ...
+
     def fewest(self, text: str) -> int:
         """Tokens that `encode(text)` has at least, told without encoding; 0 where nothing is known."""
         ...
@@ -100,6 +105,10 @@ class BytesTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """The bytes of `ids`, the last one's padding removed."""
         return np.array(ids, dtype="<u4").tobytes().rstrip(b"\0").decode("utf-8", "replace")
+
+    def spelled(self, token: int) -> bytes:
+        """The four bytes, the padding removed."""
+        return token.to_bytes(4, "little").rstrip(b"\0")
 
     def fewest(self, text: str) -> int:
         """All there are."""
@@ -164,9 +173,18 @@ class FastTokenizer:
         """Text of `ids` without special tokens; what the model's own decoder makes of invalid bytes."""
         return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=True))
 
+    def spelled(self, token: int) -> bytes:
+        """From the vocabulary (see `kvtool.token_bytes`), else as it is decoded alone."""
+        found = self._bytes(token)
+        return self.decode([token]).encode() if found is None else found
+
     def fewest(self, text: str) -> int:
         """By the length of the longest token (see `kvtool.token_lengths`)."""
         return 0 if self._fewest is None else self._fewest(text)
+
+    @cached_property
+    def _bytes(self) -> TokenBytes:
+        return token_bytes(self._backend)
 
     @cached_property
     def _fewest(self) -> Fewest | None:

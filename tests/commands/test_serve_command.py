@@ -238,3 +238,5 @@ def test_a_key_file_that_is_none_is_refused_with_its_line(tmp_path: Path) -> Non
     keys = tmp_path / "keys"
     keys.write_text("good\na b c\n")
     assert f"{keys}, line 2" in refused("--api-key-file", keys)
+    keys.write_text("good\nschlüssel a\n", encoding="utf-8")
+    assert f"{keys}, line 2: a key that is not ASCII" in refused("--api-key-file", keys)

@@ -35,6 +35,7 @@ DEFINITION = "eager"
 """The attention that a model's own file spells out: what the self-check takes for the truth. (Gemma 2 under
 `sdpa` lost its soft cap in some versions of transformers.)"""
 
+ADAPTER = "adapter_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -57,6 +58,11 @@ def load_model(
     if not folder.is_dir():
         raise KvtoolError(f"--model {spec}: no such directory", "name a model directory, or embedded")
     name = spec if spec == "embedded" else folder.resolve().name
+    if (folder / ADAPTER).exists():  # transformers drops it, or takes another model for its base
+        raise KvtoolError(
+            f"{folder}: holds an adapter ({ADAPTER}), which would not be served",
+            "merge it into the model's weights, or take its files out of the folder",
+        )
     read_config(folder)
     weight_files(folder)
     module = _load_module(folder, kind, place)

@@ -1,5 +1,6 @@
 """OpenAI's answer objects, streamed and whole, from the deltas of some generations."""
 
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,16 @@ from kvtool.engine.serving.generation import Delta, FinishReason, Usage
 from kvtool.engine.serving.text import StopFilter
 from kvtool.engine.serving.tool_calls import OPEN, ToolCall, parse_tool_calls
 
-Decode = Callable[[Sequence[int]], str]
+Spelled = Callable[[int], bytes]
+"""The bytes of a token."""
+
+
+def token_text(spelled: bytes) -> str:
+    """A token as OpenAI names it: its text, or `bytes:\\xe6\\xbc` where that is not whole characters."""
+    try:
+        return spelled.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
 
 
 def usage_object(usages: Sequence[Usage], choices_per_prompt: int) -> dict[str, Any]:
@@ -48,10 +58,12 @@ class Choice:
 class ChatAnswer:
     """chat.completion and chat.completion.chunk objects. `tools`: whether to look for tool calls."""
 
-    def __init__(self, id: str, created: int, model: str, choices: int, tools: bool, decode: Decode) -> None:
+    def __init__(
+        self, id: str, created: int, model: str, choices: int, tools: bool, spelled: Spelled
+    ) -> None:
         self._head = {"id": id, "created": created, "model": model}
         self._tools = tools
-        self._decode = decode
+        self._spelled = spelled
         self.choices = [Choice() for _ in range(choices)]
 
     def chunks(self, number: int, delta: Delta) -> list[dict[str, Any]]:
@@ -128,8 +140,8 @@ class ChatAnswer:
             return None
 
         def entry(token: int, logprob: float) -> dict[str, Any]:
-            text = self._decode([token])
-            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+            spelled = self._spelled(token)
+            return {"token": token_text(spelled), "logprob": logprob, "bytes": list(spelled)}
 
         return {
             "content": [
@@ -143,20 +155,33 @@ class ChatAnswer:
         }
 
 
+class Place:
+    """How many characters of a text are whole before each of its tokens."""
+
+    def __init__(self) -> None:
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._characters = 0
+
+    def of(self, spelled: bytes) -> int:
+        """The next token's."""
+        before = self._characters
+        self._characters += len(self._decoder.decode(spelled))
+        return before
+
+
 class TextAnswer:
     """text_completion objects, streamed or whole."""
 
-    def __init__(self, id: str, created: int, model: str, choices: int, decode: Decode) -> None:
+    def __init__(self, id: str, created: int, model: str, choices: int, spelled: Spelled) -> None:
         self._head = {"id": id, "object": "text_completion", "created": created, "model": model}
-        self._decode = decode
+        self._spelled = spelled
         self.choices = [Choice() for _ in range(choices)]
+        self._places = [Place() for _ in range(choices)]
 
     def chunks(self, number: int, delta: Delta) -> list[dict[str, Any]]:
         """The chunk of a delta."""
-        choice = self.choices[number]
-        offset = len(choice.text)
-        choice.add(delta)
-        body = self._choice(number, delta.text, delta.finish, delta.logprobs, offset)
+        self.choices[number].add(delta)
+        body = self._choice(number, delta.text, delta.finish, delta.logprobs)
         return [{**self._head, "choices": [body]}]
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
@@ -166,24 +191,27 @@ class TextAnswer:
     def whole(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The answer of a request that was not streamed."""
         choices = [
-            self._choice(number, choice.text, choice.finish, choice.logprobs, 0)
+            self._choice(number, choice.text, choice.finish, choice.logprobs)
             for number, choice in enumerate(self.choices)
         ]
         return {**self._head, "choices": choices, "usage": usage}
 
     def _choice(
-        self, number: int, text: str, finish: str | None, logprobs: Sequence[TokenLogprob], offset: int
+        self, number: int, text: str, finish: str | None, logprobs: Sequence[TokenLogprob]
     ) -> dict[str, Any]:
         found = None
         if logprobs:
-            tokens = [self._decode([item.token]) for item in logprobs]
-            offsets = [offset + sum(map(len, tokens[:at])) for at in range(len(tokens))]
+            place = self._places[number]
             found = {
-                "tokens": tokens,
+                "tokens": [self._text(item.token) for item in logprobs],
                 "token_logprobs": [item.logprob for item in logprobs],
                 "top_logprobs": [
-                    {self._decode([token]): logprob for token, logprob in item.top} for item in logprobs
+                    {self._text(token): odds for token, odds in (*item.top, (item.token, item.logprob))}
+                    for item in logprobs
                 ],
-                "text_offset": offsets,
+                "text_offset": [place.of(self._spelled(item.token)) for item in logprobs],
             }
         return {"index": number, "text": text, "logprobs": found, "finish_reason": finish}
+
+    def _text(self, token: int) -> str:
+        return token_text(self._spelled(token))

@@ -36,7 +36,7 @@ from kvtool.engine.storage.reuse import REUSE, read_reuse
 from kvtool.engine.storage.shards import ShardSet, open_shards
 from kvtool.engine.storage.signature import load_key
 from kvtool.engine.storage.store import BlockStore
-from kvtool.engine.storage.writeback import WriteBack, bytes_taken
+from kvtool.engine.storage.writeback import WriteBack, bytes_taken, other_areas
 from kvtool.errors import KvtoolError
 from kvtool.prompts.normalizer import Normalizer
 
@@ -126,6 +126,14 @@ def build_engine(config: ServeConfig, observer: Observer) -> Engine:
     area = None
     if folder is not None:
         area = WriteBack(folder, tiers.disk, block_size, tiers.slot_bytes, config.codec_below)
+        if others := other_areas(folder):
+            log.warning(
+                "--disk %s: %d bytes are other models', dtypes' or block sizes' blocks: this server's are "
+                "in %s, delete the other folders if no server needs them",
+                config.disk,
+                others,
+                folder.name,
+            )
     host = host_blocks(model, device, tiers, identity.shape, codec)
     store = BlockStore(device, identity.shape, codec, host, area, shards)
     encodes = config.codec_below != config.device_codec

@@ -8,6 +8,7 @@ from kvtool.engine.serving.api import ApiError
 from kvtool.errors import KvtoolError
 
 ADMIN = "admin"
+SCHEME = "bearer "
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -28,6 +29,7 @@ class Keys:
 
     def __init__(self, tenants: dict[str, str] | None, host: str) -> None:
         self._tenants = tenants
+        self.several = len(set((tenants or {}).values()) - {ADMIN}) > 1
         self._open_admin = tenants is None and host in LOOPBACK
 
     @classmethod
@@ -36,14 +38,16 @@ class Keys:
         if path is None:
             return cls(None, host)
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise KvtoolError(f"--api-key-file {path}: {error}") from error
         tenants: dict[str, str] = {}
         for number, line in enumerate(lines, 1):
             words = line.split()
-            if not words or line.startswith("#"):
+            if not words or words[0].startswith("#"):
                 continue
+            if not words[0].isascii():
+                raise KvtoolError(f"{path}, line {number}: a key that is not ASCII", "no header can carry it")
             if len(words) > 2 or words[0] in tenants:
                 raise KvtoolError(f"{path}, line {number}: expected KEY or KEY TENANT, each key once")
             tenants[words[0]] = words[1] if len(words) == 2 else ""
@@ -55,10 +59,12 @@ class Keys:
         """Who sends this Authorization header; 401 if nobody we know."""
         if self._tenants is None:
             return Caller("", self._open_admin)
-        given = (authorization or "").removeprefix("Bearer ").strip().encode()
+        given = (authorization or "").strip()
+        if given[: len(SCHEME)].lower() == SCHEME:  # which knows no case
+            given = given[len(SCHEME) :].strip()
         found = None
         for key, tenant in self._tenants.items():  # all of them: the time must not tell which one was near
-            if hmac.compare_digest(key.encode(), given):
+            if hmac.compare_digest(key.encode(), given.encode()):
                 found = tenant
         if found is None:
             raise ApiError(

@@ -4,6 +4,7 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -30,7 +31,7 @@ class QueueFull(Exception):
 
 
 class TooMany(Exception):
-    """More at once than the server ever takes. `most`: what it takes."""
+    """More at once than the server ever takes of one tenant. `most`: what it takes."""
 
     def __init__(self, most: int) -> None:
         super().__init__("more than fit in the queue")
@@ -58,7 +59,13 @@ class Observer(Protocol):
 
 
 class Runtime:
-    """Runs a scheduler until `close`. Thread-safe. At most `most_requests` are inside at a time."""
+    """Runs a scheduler until `close`. Thread-safe. At most `most_requests` are inside at a time.
+
+    shared: there are several tenants. Then one has at most half of the places that the others leave, so
+    that it does not keep them out.
+    """
+
+    shared = False
 
     def __init__(
         self,
@@ -81,6 +88,7 @@ class Runtime:
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Lock()
         self._inside = 0
+        self._of_tenant: Counter[str] = Counter()
         self._seconds = 1.0
         self._closing = False
         self._until = math.inf
@@ -115,19 +123,26 @@ class Runtime:
         return max(0.0, self._until - time.monotonic())
 
     def submit(self, requests: Sequence[Generation]) -> None:
-        """Queue all of `requests` or none. Raises TooMany, QueueFull or Unavailable."""
-        if len(requests) > self._most:
-            raise TooMany(self._most)
+        """Queue all of `requests`, one tenant's, or none. Raises TooMany, QueueFull or Unavailable."""
+        tenant = requests[0].tenant
+        if len(requests) > (most := self._places(self._most)):
+            raise TooMany(most)
         with self._lock:
             if not self.healthy:
                 raise Unavailable("the server is shutting down" if self._closing else "the engine has failed")
-            if self._inside + len(requests) > self._most:
+            own = self._of_tenant[tenant]
+            if own + len(requests) > self._places(self._most - (self._inside - own)):
                 waves = self._inside / self._most
                 raise QueueFull(max(1, min(60, round(self._seconds * waves))))
             self._inside += len(requests)
+            self._of_tenant[tenant] += len(requests)
             for request in requests:
                 self._watch(request)
                 self._inbox.put(partial(self._scheduler.submit, request))
+
+    def _places(self, left: int) -> int:
+        """How many of the places that others leave one tenant may have."""
+        return -(-left // 2) if self.shared else left
 
     def cancel(self, request: Generation) -> None:
         """The client has left; its slots are freed before the next step."""
@@ -189,6 +204,7 @@ class Runtime:
                 self._observer.finished(now - start, request)
                 with self._lock:
                     self._inside -= 1
+                    self._of_tenant[request.tenant] -= 1
                     self._seconds += 0.2 * (now - start - self._seconds)
             emit(delta)
 

@@ -43,6 +43,7 @@ MOST_PROMPTS = 64
 def create_app(engine: Engine, metrics: Metrics, keys: Keys) -> FastAPI:
     """The application; its end finishes or cancels requests and closes the engine."""
     intake = Intake(engine)
+    engine.runtime.shared = keys.several
     metrics.watch(lambda: snapshot(engine))
     started = int(time.time())
 
@@ -125,8 +126,8 @@ def create_app(engine: Engine, metrics: Metrics, keys: Keys) -> FastAPI:
         deltas = Deltas()
         generations = intake.chat(body, prompt, tenant, whose, deltas.emit, public)
         tools = bool(body.tools) and body.tool_choice != "none"
-        decode = engine.model.encoder.tokenizer.decode
-        answer = ChatAnswer(_id("chatcmpl"), int(time.time()), body.model, body.n, tools, decode)
+        spelled = engine.model.encoder.tokenizer.spelled
+        answer = ChatAnswer(_id("chatcmpl"), int(time.time()), body.model, body.n, tools, spelled)
         return await respond(request, engine.runtime, body, generations, deltas, answer)
 
     @app.post("/v1/completions", responses=STREAMED)
@@ -143,8 +144,8 @@ def create_app(engine: Engine, metrics: Metrics, keys: Keys) -> FastAPI:
         prompts = await intake.text_prompts(given, await arrived(request, tenant, whose))
         deltas = Deltas()
         generations = intake.completion(body, prompts, tenant, whose, deltas.emit)
-        decode = engine.model.encoder.tokenizer.decode
-        answer = TextAnswer(_id("cmpl"), int(time.time()), body.model, len(generations), decode)
+        spelled = engine.model.encoder.tokenizer.spelled
+        answer = TextAnswer(_id("cmpl"), int(time.time()), body.model, len(generations), spelled)
         return await respond(request, engine.runtime, body, generations, deltas, answer)
 
     app.include_router(admin_routes(engine, intake, keys))

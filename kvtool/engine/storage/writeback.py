@@ -136,6 +136,11 @@ def bytes_taken(folder: Path) -> int:
         return 0
 
 
+def other_areas(folder: Path) -> int:
+    """Bytes of the areas beside `folder`: those of other models, dtypes or block sizes, which stay."""
+    return sum(bytes_taken(area) for area in folder.parent.glob("*/") if area.name != folder.name)
+
+
 def record_bytes(block_size: int, block_bytes: int) -> int:
     """Bytes of a record for blocks of at most `block_bytes`, in whole pages."""
     return -(-(FIXED.size + 4 * block_size + block_bytes) // PAGE) * PAGE

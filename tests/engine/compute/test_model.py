@@ -245,3 +245,10 @@ def test_changed_weights_are_noticed_and_unchanged_ones_not_read_again(llama, tm
     data[-1] ^= 1
     path.write_bytes(data)
     assert fingerprint.weights_digest(llama) == first
+
+
+def test_an_adapter_is_refused_and_not_left_out(llama):
+    """transformers alone would serve the base without it, or load the base that the adapter names."""
+    (llama / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4}))
+    with pytest.raises(KvtoolError, match=r"holds an adapter \(adapter_config.json\)"):
+        load_model(str(llama))

@@ -16,8 +16,8 @@ from kvtool.engine.serving.generation import Delta, Usage
 CALL = 'I look.\n<tool_call>\n{"name": "find", "arguments": {"q": 1}}\n</tool_call>'
 
 
-def decode(ids: Any) -> str:
-    return "".join(chr(97 + token) for token in ids)
+def spelled(token: int) -> bytes:
+    return bytes([97 + token])
 
 
 def deltas(text: str, cuts: list[int]) -> list[Delta]:
@@ -45,7 +45,7 @@ def streamed(answer: ChatAnswer, text: str, cuts: list[int]) -> tuple[str, list[
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 200), max_size=8))
 def test_a_streamed_tool_call_is_never_seen_as_text(cuts: list[int]) -> None:
-    content, calls, finish = streamed(ChatAnswer("chatcmpl-1", 1, "m", 1, True, decode), CALL, cuts)
+    content, calls, finish = streamed(ChatAnswer("chatcmpl-1", 1, "m", 1, True, spelled), CALL, cuts)
     assert content.strip() == "I look." and finish == "tool_calls"
     assert [(call.index, call.function.name, json.loads(call.function.arguments)) for call in calls] == [
         (0, "find", {"q": 1})
@@ -55,17 +55,17 @@ def test_a_streamed_tool_call_is_never_seen_as_text(cuts: list[int]) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.text("<tol_cal>{} x\n", max_size=40), st.lists(st.integers(0, 200), max_size=8))
 def test_text_that_only_looks_like_a_call_arrives_whole(text: str, cuts: list[int]) -> None:
-    content, calls, finish = streamed(ChatAnswer("chatcmpl-1", 1, "m", 1, True, decode), text, cuts)
+    content, calls, finish = streamed(ChatAnswer("chatcmpl-1", 1, "m", 1, True, spelled), text, cuts)
     assert (content, calls, finish) == (text, [], "stop")
 
 
 def test_without_tools_a_call_is_text() -> None:
-    content, calls, finish = streamed(ChatAnswer("chatcmpl-1", 1, "m", 1, False, decode), CALL, [])
+    content, calls, finish = streamed(ChatAnswer("chatcmpl-1", 1, "m", 1, False, spelled), CALL, [])
     assert (content, calls, finish) == (CALL, [], "stop")
 
 
 def test_a_whole_answer_with_a_call_reads_as_openai_reads_it() -> None:
-    answer = ChatAnswer("chatcmpl-1", 1, "m", 1, True, decode)
+    answer = ChatAnswer("chatcmpl-1", 1, "m", 1, True, spelled)
     for delta in deltas(CALL, [9, 20]):
         answer.choices[0].add(delta)
     parsed = ChatCompletion.model_validate(answer.whole(usage_object([Usage(5, 4, 3)], 1)))
@@ -85,8 +85,23 @@ def test_usage_counts_a_prompt_once_however_many_choices() -> None:
     }
 
 
+def test_tokens_that_are_parts_of_a_character_are_told_apart() -> None:
+    """Each of them alone decodes to a replacement character; joined, the bytes are the text."""
+    euro = list("€".encode())
+    odds = [TokenLogprob(byte, -0.5, ((0x82, -0.25), (0x83, -1.0))) for byte in (0x41, *euro, 0x42)]
+    delta = Delta("A€B", "length", Usage(1, 0, 5), tuple(odds))
+    text = TextAnswer("cmpl-1", 1, "m", 1, lambda token: bytes([token]))
+    found = text.chunks(0, delta)[0]["choices"][0]["logprobs"]
+    assert found["tokens"] == ["A", "bytes:\\xe2", "bytes:\\x82", "bytes:\\xac", "B"]
+    assert found["top_logprobs"][0] == {"bytes:\\x82": -0.25, "bytes:\\x83": -1.0, "A": -0.5}
+    assert found["text_offset"] == [0, 1, 1, 1, 2]
+    chat = ChatAnswer("chatcmpl-1", 1, "m", 1, False, lambda token: bytes([token]))
+    entries = chat.chunks(0, delta)[0]["choices"][0]["logprobs"]["content"]
+    assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == "A€B"
+
+
 def test_text_logprobs_stand_at_their_characters() -> None:
-    answer = TextAnswer("cmpl-1", 1, "m", 1, decode)
+    answer = TextAnswer("cmpl-1", 1, "m", 1, spelled)
     odds = TokenLogprob(2, -0.5, ((2, -0.5), (1, -1.5)))
     first = answer.chunks(0, Delta("c", logprobs=(odds,)))[0]
     second = answer.chunks(0, Delta("c", "length", Usage(1, 0, 2), (odds,)))[0]

@@ -103,9 +103,7 @@ def test_a_full_pool_puts_the_youngest_back_and_all_answers_are_right(
 def test_a_tenant_that_sends_much_does_not_keep_others_waiting(fake_engine: Make, salted: bool) -> None:
     engine = fake_engine(device=64, limits=Limits(chunk_tokens=64, running=2))
     salts = [str(n) if salted else "" for n in range(6)]
-    flood = [
-        engine.ask([n, n, n], 9, tenant="flood", salt=salt) for n, salt in enumerate(salts, start=20)
-    ]
+    flood = [engine.ask([n, n, n], 9, tenant="flood", salt=salt) for n, salt in enumerate(salts, start=20)]
     quiet = engine.ask([1, 2, 3], 1, tenant="quiet")
     urgent = engine.ask([4, 5, 6], 1, tenant="flood", priority=-1)
     engine.scheduler.step()

@@ -668,7 +668,9 @@ def test_keys_separate_tenants_and_guard_the_cache(
     serving: Serving, tiny_model: Path, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
-    keys.write_text("# keys\nred-key red\nblue-key blue\nplain-key\nroot-key admin\n")
+    keys.write_text(
+        "\ufeff# keys\n  # and none of these\nred-key red\nblue-key blue\nplain-key\nroot-key admin\n"
+    )
     with serving(model=str(tiny_model), block_size=8, device_blocks=64, api_key_file=keys) as running:
 
         def cached(key: str) -> int:
@@ -678,7 +680,10 @@ def test_keys_separate_tenants_and_guard_the_cache(
         assert cached("red-key") == 0
         assert cached("blue-key") == 0, "a tenant must not learn what another one asked"
         assert cached("red-key") > 0 and cached("plain-key") == 0
-        for key in ("wrong", "red-ke", "red-key2"):
+        for scheme in ("bearer", "BEARER"):
+            headers = {"authorization": f"{scheme} red-key"}
+            assert WEB.get(f"{running.url}/v1/models", headers=headers).status_code == 200
+        for key in ("wrong", "red-ke", "red-key2", "#"):
             with pytest.raises(openai.AuthenticationError):
                 cached(key)
         for key, status in (("red-key", 403), ("root-key", 200)):

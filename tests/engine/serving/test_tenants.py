@@ -1,6 +1,8 @@
 """Tenants share system prompts and tools that the operator made public; of all else they learn nothing."""
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -145,3 +147,59 @@ def test_private_blocks_below_public_ones_survive_a_restart(
         assert again == plain and cached >= PUBLIC + 64
         assert second.counts["hit_tokens_disk"] >= 64 and second.counts["bad_blocks"] == 0
         second.idle()
+
+
+def test_a_tenant_that_sends_much_leaves_others_a_place_and_their_turn(
+    serving: Serving, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Of eight places red gets half, blue half of those that are left. A salt for each of its requests does
+    not make red more tenants, so blue is served beside it and not behind it."""
+    keys = tmp_path / "keys"
+    keys.write_text("red-key red\nblue-key blue\nroot-key admin\n")
+    options = {"model": str(tiny_model), "device_blocks": 64, "max_running": 2, "max_queue": 6}
+    ended: list[str] = []
+    with serving(**options, api_key_file=keys) as running, ThreadPoolExecutor(16) as pool:
+        inside = running.engine.runtime
+
+        def send(key: str, number: int, choices: int = 1) -> int:
+            answer = WEB.post(
+                f"{running.url}/v1/completions",
+                headers={"authorization": f"Bearer {key}-key"},
+                json={
+                    "model": running.engine.model_id,
+                    "prompt": f"{key} {number}",
+                    "max_tokens": 60 if key == "red" else 1,
+                    "n": choices,
+                    "ignore_eos": True,
+                    "cache_salt": f"{number}",
+                },
+            )
+            ended.append(key)
+            return answer.status_code
+
+        def start(key: str, number: int) -> Future[int]:
+            before = inside.inside
+            future = pool.submit(send, key, number)
+            while inside.inside == before and not future.done():
+                threading.Event().wait(0.01)
+            return future
+
+        gate = threading.Event()
+        inside.call(lambda _: gate.wait(30))  # nothing is computed until it opens
+        try:
+            sent = {key: [start(key, number) for number in range(6)] for key in ("red", "blue")}
+            assert [future.done() for future in sent["red"]] == [False] * 4 + [True] * 2
+            assert [future.done() for future in sent["blue"]] == [False] * 2 + [True] * 4
+            del ended[:]
+        finally:
+            gate.set()
+        for key, most in (("red", 4), ("blue", 2)):
+            assert [future.result(30) for future in sent[key]] == [200] * most + [429] * (6 - most)
+        assert ended[-1] == "red", "blue did not wait for all that red had sent before"
+        assert send("red", 7, choices=5) == 400, "there will never be room for so many"
+        assert send("red", 8, choices=4) == 200
+        running.idle()
+    keys.write_text("red-key red\nroot-key admin\n")
+    with serving(**options, api_key_file=keys) as running:
+        assert send("red", 9, choices=8) == 200, "the only tenant has all places"
+        running.idle()

@@ -364,3 +364,20 @@ def test_torn_and_foreign_records_are_not_taken_over(tmp_path: Path) -> None:
     assert read(area, 2, blocks[2].hash) is None and read(area, 3, blocks[2].hash) is None
     area.close()
     assert (tmp_path / "blocks.kv").stat().st_mode & 0o777 == 0o600, "keys and values reveal the prompt"
+
+
+def test_what_other_models_left_in_the_folder_is_said(
+    serving: Serving, tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody deletes it: another server may be using it."""
+    options = {**OPTIONS, "model": str(tiny_model), "disk": tmp_path, "disk_memory": 1 << 20}
+    with serving(**options, block_size=16) as first:
+        ask(first, "Where?")
+    assert "other models" not in caplog.text
+    (left,) = tmp_path.iterdir()
+    taken = (left / "blocks.kv").stat().st_blocks * 512
+    with serving(**options, block_size=32) as second:
+        own = second.engine.identity.root().hex()
+    assert left.name != own and left.is_dir()
+    said = f"{taken} bytes are other models', dtypes' or block sizes' blocks"
+    assert said in caplog.text and f"this server's are in {own}" in caplog.text and taken > 0
