@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import numba
 import pytest
 
-from kvtool.compiling import njit, use_cache
+from kvtool import compiling
+from kvtool.compiling import kernels_digest, njit, use_cache
 
 CALLER = """
 from kvtool import compiling
@@ -68,6 +70,19 @@ def named(monkeypatch: pytest.MonkeyPatch):
     return get
 
 
+@pytest.mark.parametrize("name", ["engine/compute/cpu/vector.py", "cache/core.py", "compiling.py"])
+def test_an_edit_of_any_file_with_kernels_names_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    shutil.copytree(compiling.PACKAGE, tmp_path / "kvtool", ignore=shutil.ignore_patterns("__pycache__"))
+    before = kernels_digest()
+    monkeypatch.setattr(compiling, "PACKAGE", tmp_path / "kvtool")
+    assert kernels_digest() == before
+    path = tmp_path / "kvtool" / name
+    path.write_text(path.read_text() + "# edited\n")
+    assert kernels_digest() != before
+
+
 class Bomb:
     """Makes a folder where it is unpickled."""
 
@@ -90,7 +105,7 @@ def doubled(x: int) -> int:
     return x * 2
 
 
-def compiled() -> tuple[int, int]:
+def kept() -> tuple[int, int]:
     """Of a kernel its result, and how often it came from a file."""
     kernel = njit("int64(int64)", cache=True)(doubled)
     return kernel(5), sum(kernel.stats.cache_hits.values())
@@ -103,12 +118,12 @@ def test_a_damaged_file_is_compiled_anew_and_not_unpickled(
 ) -> None:
     monkeypatch.setattr(Bomb, "folder", str(tmp_path / "exploded"))
     folder = named(tmp_path)
-    assert compiled() == (10, 0)
+    assert kept() == (10, 0)
     (path,) = folder.rglob(f"*.{ending}")
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
-    assert compiled() == (10, 0)
+    assert kept() == (10, 0)
     assert not (tmp_path / "exploded").exists()
-    assert compiled() == (10, 1), "it is whole again"
+    assert kept() == (10, 1), "it is whole again"
 
 
 def test_where_there_is_no_room_a_kernel_compiles_all_the_same(room: Path) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from kvtool.blocks import reusable_blocks
 from kvtool.engine.compute import attention, runner
@@ -53,6 +54,34 @@ def test_reused_prefix_gives_the_logits_and_tokens_of_a_full_prefill(tiny, bench
         assert_same(run.prefill(tokens, own, start), pair.logits(tokens)[start:])
         again = shared[:reused] + run.take(length + 8 - start)
         assert run.greedy(tokens, again, start, 8) == pair.greedy(tokens, 8)
+
+
+def test_gemma3_with_windows_longer_than_a_task_has_keys(tmp_path, bench, make_prompt):
+    """Its own pattern: five layers with a window, one without, each kind with a RoPE of its own."""
+    config = transformers.Gemma3TextConfig(
+        vocab_size=199,
+        hidden_size=48,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=16,
+        intermediate_size=64,
+        max_position_embeddings=2048,
+        sliding_window=600,
+        initializer_range=0.2,
+    )
+    assert config.layer_types == ["sliding_attention"] * 5 + ["full_attention"]
+    torch.manual_seed(7)
+    plain = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    plain.save_pretrained(tmp_path)
+    tokens = make_prompt(1300)
+    with torch.inference_mode():
+        truth = plain(input_ids=torch.from_numpy(tokens.astype(np.int64))[None], use_cache=False).logits[0]
+    model = load_model(str(tmp_path))
+    assert [layer.window for layer in model.config.layers] == [600] * 5 + [None]
+    for chunk in (512, 211):
+        run = bench(model, slots=96)
+        assert_same(run.prefill(tokens, run.take(1300), chunk=chunk), truth)
 
 
 def test_whole_prompt_cached_and_only_the_last_token_recomputed(tiny, bench, make_prompt, architecture):

@@ -1,5 +1,8 @@
 """The CPU attention against float64: shared tables, windows, and NaN in every slot not written."""
 
+import copy
+import mmap
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -196,6 +199,28 @@ def test_long_contexts_are_those_of_float64_and_take_bounded_memory(monkeypatch,
     true_out, true_sums = case.truth()
     torch.testing.assert_close(out.double(), true_out, atol=1e-5, rtol=0)
     torch.testing.assert_close(sums.double(), true_sums, atol=1e-5, rtol=0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is promised, not taken, on Linux only")
+def test_blocks_beyond_two_to_the_31_elements_are_found():
+    """Of 2 * 9 GB only the pages of a few blocks are ever touched."""
+    shape = (2**31 // (16 * 2 * 64) + 9, 16, 2, 64)
+    size = 4 * int(np.prod(shape))
+    never_reserved = 0x4000  # MAP_NORESERVE, which Python names from 3.13 on
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | never_reserved
+    huge = [torch.frombuffer(mmap.mmap(-1, size, flags), dtype=torch.float32).view(shape) for _ in range(2)]
+    assert huge[0].numel() > 2**31
+    small = Case([Span(0, 20, 70, [0, 1, 2, 3, 4, 5])], 16, 6, 2, 64, None)
+    table = [shape[0] - 1, 0, shape[0] - 3, shape[0] // 2, shape[0] // 2 + 1, shape[0] - 2]
+    large = copy.copy(small)
+    large.spans, (large.keys, large.values) = [Span(0, 20, 70, table)], huge
+    for slot, place in enumerate(table):
+        large.keys[place], large.values[place] = small.keys[slot], small.values[slot]
+    out, sums = small.run(small.spans)
+    assert out.isfinite().all()
+    large_out, large_sums = large.run(large.spans)
+    assert torch.equal(large_out, out) and torch.equal(large_sums, sums)
+    assert torch.equal(large.keys[table[5], :10], small.keys[5, :10])
 
 
 def test_layers_of_several_windows_leave_what_others_own_alone():
