@@ -3,15 +3,14 @@
 `chatml-tools` is our own ChatML that renders tools, tool calls and tool results. Templates of models
 and files are Jinja, run in the sandbox that transformers uses (immutable, no attribute access to
 internals). Where a field landed in Jinja's output is found by rendering twice, the second time with
-private-use marks around every string; if taking the marks out does not give the first text, the
-template depends on its input's characters and the spans are found by searching in order instead.
+marks (see `spans`); if taking those out does not give the first text, the template depends on its
+input's characters.
 """
 
 import contextlib
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,31 +18,9 @@ from kvtool.blocks import fingerprint
 from kvtool.errors import KvtoolError
 from kvtool.media import content_parts
 from kvtool.requests import Message
+from kvtool.spans import Field, Rendered, Span, marked, search, search_tools, unmark
 
 Tools = Sequence[dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Characters [start, end) of a rendered prompt that came from the string at `path`.
-
-    `offset` is where the span begins in that string, or -1 for a field that was serialised as JSON
-    (a tool, a call's arguments given as an object), whose characters do not map one to one.
-    """
-
-    start: int
-    end: int
-    path: str
-    role: str
-    offset: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """A prompt as the model sees it. Spans are in text order and do not overlap."""
-
-    text: str
-    spans: tuple[Span, ...]
 
 
 class Template(Protocol):
@@ -158,9 +135,6 @@ class ChatMLTools:
             )
 
 
-_OPEN, _CLOSE, _END = "\ue000", "\ue001", "\ue002"
-
-
 class JinjaTemplate:
     """A model's or a user's Jinja chat template, run in the sandbox.
 
@@ -198,18 +172,18 @@ class JinjaTemplate:
         """Text and spans; a template that fails names itself and its reason."""
         prepared = [_parsed_arguments(message) for message in messages]
         text = self._run(
-            [_marked(message, "", None, self._takes_parts) for message in prepared], tools, generation
+            [marked(message, "", None, self._takes_parts) for message in prepared], tools, generation
         )
-        fields: list[tuple[str, str, str]] = []
-        marked = [
-            _marked(message, f"messages[{index}]", fields, self._takes_parts)
+        fields: list[Field] = []
+        with_marks = [
+            marked(message, f"messages[{index}]", fields, self._takes_parts)
             for index, message in enumerate(prepared)
         ]
-        spans = _unmark(self._run(marked, tools, generation), text, fields)
-        if spans is None:
-            spans = _search(text, fields)
+        found = unmark(self._run(with_marks, tools, generation), text, fields)
+        if found is None:
+            found = search(text, fields)
         return Rendered(
-            text, tuple(sorted([*spans, *_search_tools(text, tools or [])], key=lambda s: s.start))
+            text, tuple(sorted([*found, *search_tools(text, tools or [])], key=lambda s: s.start))
         )
 
     def knows(self, probe: str, messages: Sequence[Message], tools: Tools | None) -> bool:
@@ -267,103 +241,6 @@ def _parsed_arguments(message: Message) -> Message:
                 function["arguments"] = json.loads(function["arguments"])
         parsed.append({**call, "function": function})
     return {**message, "tool_calls": parsed}
-
-
-def _marked(
-    message: Message, path: str, fields: list[tuple[str, str, str]] | None, takes_parts: bool
-) -> Message:
-    """A copy of `message` with every part as text, or all in one string where the template takes no parts.
-
-    Text carries marks, each entered in `fields` (text, path, role); None leaves them out.
-    """
-    role = str(message.get("role", "user"))
-
-    def mark(text: str, where: str) -> str:
-        if fields is None:
-            return text
-        fields.append((text, where, role))
-        return f"{_OPEN}{len(fields) - 1}{_CLOSE}{text}{_END}"
-
-    marked = dict(message)
-    if isinstance(message.get("reasoning_content"), str):
-        marked["reasoning_content"] = mark(message["reasoning_content"], f"{path}.reasoning_content")
-    content = message.get("content")
-    if isinstance(content, str):
-        marked["content"] = mark(content, f"{path}.content")
-    elif isinstance(content, list):
-        parts = [
-            {"type": "text", "text": mark(text, f"{path}.content{suffix}")}
-            for suffix, text in content_parts(content)
-        ]
-        marked["content"] = parts if takes_parts else "".join(part["text"] for part in parts)
-    return marked
-
-
-def _unmark(marked: str, text: str, fields: list[tuple[str, str, str]]) -> list[Span] | None:
-    """Spans read off the marks, or None when the marks changed more than themselves."""
-    plain: list[str] = []
-    spans: list[Span] = []
-    length = 0
-    open_field: tuple[int, int] | None = None
-    position = 0
-    while position < len(marked):
-        stop = min(
-            (at for at in (marked.find(_OPEN, position), marked.find(_END, position)) if at >= 0),
-            default=len(marked),
-        )
-        plain.append(marked[position:stop])
-        length += stop - position
-        position = stop
-        if position == len(marked):
-            break
-        if marked[position] == _OPEN:
-            close = marked.find(_CLOSE, position)
-            number = marked[position + 1 : close]
-            if close < 0 or not number.isdigit():
-                return None
-            open_field = (int(number), length)
-            position = close + 1
-        else:
-            if open_field is not None and length > open_field[1]:
-                value, path, role = fields[open_field[0]]
-                offset = value.find("".join(plain)[open_field[1] : length])
-                if offset >= 0:
-                    spans.append(Span(open_field[1], length, path, role, offset))
-            open_field = None
-            position += 1
-    return spans if "".join(plain) == text else None
-
-
-def _search(text: str, fields: list[tuple[str, str, str]]) -> list[Span]:
-    """Spans found by looking for each field's stripped text in order."""
-    spans: list[Span] = []
-    cursor = 0
-    for value, path, role in fields:
-        stripped = value.strip()
-        at = text.find(stripped, cursor) if stripped else -1
-        if at >= 0:
-            spans.append(Span(at, at + len(stripped), path, role, value.find(stripped)))
-            cursor = at + len(stripped)
-    return spans
-
-
-def _search_tools(text: str, tools: Tools) -> list[Span]:
-    spans: list[Span] = []
-    cursor = 0
-    for index, tool in enumerate(tools):
-        inner = tool.get("function", tool)
-        forms = (
-            json.dumps(form, ensure_ascii=False, indent=indent)
-            for form in (tool, inner)
-            for indent in (None, 4, 2)
-        )
-        for form in forms:
-            at = text.find(form, cursor)
-            if at >= 0:
-                spans.append(Span(at, at + len(form), f"tools[{index}]", "tools", -1))
-                cursor = at + len(form)
-                break
-    return spans
 
 
 _PROBE = "kvtool-probe-7f3a"

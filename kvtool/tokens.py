@@ -23,7 +23,8 @@ from kvtool.blocks import TokenIds, fingerprint
 from kvtool.errors import KvtoolError
 from kvtool.requests import Request
 from kvtool.segments import line_cuts, special_cuts
-from kvtool.templates import Rendered, Span, Template, load_template
+from kvtool.spans import Rendered, Span
+from kvtool.templates import Template, load_template
 from kvtool.token_bytes import TokenBytes, token_bytes
 from kvtool.token_lengths import Fewest, fewest_tokens
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtool.errors import KvtoolError
-from kvtool.templates import ChatMLTools, JinjaTemplate, Rendered, load_template
+from kvtool.spans import Rendered
+from kvtool.templates import ChatMLTools, JinjaTemplate, load_template
 
 TOOL = {"type": "function", "function": {"name": "find", "description": "Find é", "parameters": {}}}
 CONVERSATION: list[dict[str, Any]] = [

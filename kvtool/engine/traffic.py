@@ -1,6 +1,6 @@
 """The log read once more beside its plan: what each block holds, and what is asked behind it.
 
-Roles come from the template's own spans (kvtool/templates.py), never from the look of a text. Requests are
+Roles come from the template's own spans (kvtool/spans.py), never from the look of a text. Requests are
 sampled evenly over the log, so blocks are judged in proportion to their use; half of the sample chooses,
 the other half is held back to judge the choice.
 """
@@ -19,7 +19,7 @@ from kvtool.blocks import TokenIds
 from kvtool.engine.trials import ANSWER, TAIL, Continuation
 from kvtool.errors import KvtoolError
 from kvtool.requests import Message, Request
-from kvtool.templates import Rendered
+from kvtool.spans import Rendered
 from kvtool.tokens import PromptEncoder, batches
 
 ROLES = {

@@ -18,7 +18,7 @@ from kvtool.prompts.slots import (
 )
 from kvtool.prompts.turns import Step, Turns
 from kvtool.requests import Request
-from kvtool.templates import Rendered
+from kvtool.spans import Rendered
 from kvtool.tokens import PromptEncoder
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtool.requests import Request
-from kvtool.templates import Rendered
+from kvtool.spans import Rendered
 
 OPENING = 64
 HEAD_ROLES = ("system", "developer")
