@@ -21,9 +21,10 @@ from kvtool.engine.compute.runner import Runner
 from kvtool.engine.compute.sampler import GREEDY
 from kvtool.engine.serving.capacity import make_arena, plan_tiers
 from kvtool.engine.serving.choosing import Rules
+from kvtool.engine.serving.chunking import Limits
 from kvtool.engine.serving.config import ServeConfig
 from kvtool.engine.serving.generation import Generation
-from kvtool.engine.serving.scheduler import Limits, Scheduler
+from kvtool.engine.serving.scheduler import Scheduler
 from kvtool.engine.serving.steps import Queued
 from kvtool.engine.serving.text import StopFilter
 from kvtool.engine.storage.codec import block_bytes, load_codec

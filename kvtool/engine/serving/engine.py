@@ -19,12 +19,13 @@ from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.runner import Runner
 from kvtool.engine.compute.warmup import warm_up
 from kvtool.engine.serving.capacity import Tiers, make_arena, plan_tiers
+from kvtool.engine.serving.chunking import Limits
 from kvtool.engine.serving.config import ServeConfig
 from kvtool.engine.serving.events import KvEvents, Publisher
 from kvtool.engine.serving.lanes import Lanes
 from kvtool.engine.serving.public import PublicPrefixes
 from kvtool.engine.serving.runtime import Observer, Runtime
-from kvtool.engine.serving.scheduler import Limits, Scheduler
+from kvtool.engine.serving.scheduler import Scheduler
 from kvtool.engine.serving.steps import AtOnce, Queued
 from kvtool.engine.storage.codec import BlockCodec, load_codec
 from kvtool.engine.storage.host import EncodedHost, HostBlocks, PlainHost

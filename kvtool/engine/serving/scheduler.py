@@ -10,7 +10,6 @@ own blocks.
 import math
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -19,6 +18,7 @@ from kvtool.blocks import reusable_blocks
 from kvtool.cache.index import BlockIndex
 from kvtool.cache.tiers import Tier, TieredPool
 from kvtool.engine.compute.logprobs import TokenLogprob
+from kvtool.engine.serving.chunking import Limits, prefills
 from kvtool.engine.serving.flights import Flights
 from kvtool.engine.serving.foresight import Foresight, Session
 from kvtool.engine.serving.generation import Generation
@@ -34,21 +34,6 @@ KEPT_SHARE = 0.25
 
 ASKED = 60.0
 """Seconds that blocks stay up that an admin asked for."""
-
-
-REST = 8
-"""What part of a chunk goes with the chunk before it: a few tokens' step reads all weights, too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """chunk_tokens: most tokens of one forward that are not decodes, but for a prompt's last few.
-
-    running: most requests in it.
-    """
-
-    chunk_tokens: int = 512
-    running: int = 16
 
 
 class Scheduler:
@@ -301,20 +286,7 @@ class Scheduler:
             and self._room_for_next(request)
         ]
         batch = [(request, 1) for request in decodes if request.lease is not None]  # some were put back since
-        left = self._limits.chunk_tokens
-        for request in self.running:
-            remaining = request.remaining
-            if remaining == 1 or request.loading or left <= 0:
-                continue
-            count = min(remaining, left)
-            if remaining - count <= self._limits.chunk_tokens // REST:
-                count = remaining
-            if count < remaining:  # end at a block's border: fewer chunk shapes, the same sums on a rerun
-                count = (request.computed + count) // self._size * self._size - request.computed
-            if count > 0:
-                batch.append((request, count))
-                left -= count
-        return batch
+        return [*batch, *prefills(self.running, self._limits, self._size)]
 
     def _room_for_next(self, request: Generation) -> bool:
         """A slot for the token to decode; the youngest requests, perhaps this one, are put back for it."""

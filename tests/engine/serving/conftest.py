@@ -13,8 +13,9 @@ from kvtool.cache.index import BlockIndex
 from kvtool.cache.policies import POLICIES
 from kvtool.cache.tiers import Move, Tier, TieredPool
 from kvtool.engine.compute.runner import Chunk
+from kvtool.engine.serving.chunking import Limits
 from kvtool.engine.serving.generation import Choose, Delta, Generation
-from kvtool.engine.serving.scheduler import Limits, Scheduler
+from kvtool.engine.serving.scheduler import Scheduler
 from kvtool.engine.serving.steps import Ask, AtOnce, Chosen
 from kvtool.engine.serving.text import Detokenizer, StopFilter
 from kvtool.engine.storage.outlook import Outlook

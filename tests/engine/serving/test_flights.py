@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvtool.engine.compute.edits import Edits
 from kvtool.engine.compute.sampler import GREEDY
 from kvtool.engine.serving.choosing import Rules
-from kvtool.engine.serving.scheduler import Limits
+from kvtool.engine.serving.chunking import Limits
 
 Make = Callable[..., Any]
 Answer = Callable[[Sequence[int], int], list[int]]

@@ -13,7 +13,7 @@ from kvtool.cache.reuse_table import DEPTH, OUTPUT, USES, ReuseTable
 from kvtool.cache.tiers import Staging, Tier, TieredLease, TieredPool
 from kvtool.engine.compute.sampler import GREEDY
 from kvtool.engine.serving.choosing import Rules
-from kvtool.engine.serving.scheduler import Limits
+from kvtool.engine.serving.chunking import Limits
 
 Make = Callable[..., Any]
 

@@ -9,7 +9,7 @@ import pytest
 from kvtool.analysis.build import build_workload
 from kvtool.blocks import BlockHash, namespace
 from kvtool.cache.tiers import Tier
-from kvtool.engine.serving.scheduler import Limits
+from kvtool.engine.serving.chunking import Limits
 from kvtool.engine.storage.outlook import Expected, Outlook, learn_outlook
 from kvtool.requests import Request, Source
 from kvtool.tokens import load_encoder

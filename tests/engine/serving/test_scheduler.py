@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvtool.blocks import reusable_blocks
 from kvtool.cache.tiers import Tier
-from kvtool.engine.serving.scheduler import Limits
+from kvtool.engine.serving.chunking import Limits
 
 Make = Callable[..., Any]
 Answer = Callable[[Sequence[int], int], list[int]]

@@ -21,8 +21,9 @@ from kvtool.engine.compute.quantized_arena import QuantizedArena
 from kvtool.engine.compute.runner import Chunk, Runner
 from kvtool.engine.compute.sampler import GREEDY, Sampling
 from kvtool.engine.serving.choosing import Rules
+from kvtool.engine.serving.chunking import Limits
 from kvtool.engine.serving.generation import Delta, Generation
-from kvtool.engine.serving.scheduler import Limits, Scheduler
+from kvtool.engine.serving.scheduler import Scheduler
 from kvtool.engine.serving.steps import Ask, AtOnce, Chosen, Queued, Steps
 from kvtool.engine.serving.text import Detokenizer, StopFilter
 from kvtool.engine.storage.codec import load_codec
