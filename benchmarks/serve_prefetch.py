@@ -3,7 +3,7 @@
     python benchmarks/serve_prefetch.py [--sessions 20] [--visits 5] [--own 1536]
 
 Agents share a system prompt; each comes back with its own context, grown by a tool result, about every
-`--every` seconds. Device and host memory together hold less than half of them, the rest is in the write-back
+`--every` seconds. The device holds a fifth of them, host memory two fifths, the rest is in the write-back
 area, whose file is dropped from the page cache all the time. What the sessions do is learned by `prewarm`
 from a log of other agents. Three servers, one after the other, get the same requests at the same times: with
 what was learned (outlook.json), without it, and with a device that holds all, as smooth as it gets.
@@ -29,6 +29,8 @@ import numpy as np
 from serve import BLOCK, completion, load, prompt, running
 
 VOCAB = 49000
+BLOCK_BYTES = BLOCK * 30 * 2 * 3 * 64 * 4
+"""30 layers of keys and values, 3 heads of 64 float32."""
 GROWTH = 64
 """Tokens of a tool result."""
 
@@ -134,20 +136,21 @@ def main() -> None:
     arguments = parser.parse_args()
     asks = visits(arguments, 3)
     longest = -(-max(len(visit.ids) for visit in asks) // BLOCK) + 1
-    little = arguments.sessions * longest * 3 // 10
-    document: dict[str, Any] = {"load": [load()], "device_blocks": little, "blocks_of_a_session": longest}
+    whole = arguments.sessions * longest
+    document: dict[str, Any] = {"load": [load()], "blocks": whole, "blocks_of_a_session": longest}
     with tempfile.TemporaryDirectory() as scratch:
         learned = shards(arguments, Path(scratch))
         plain = shutil.copytree(learned, Path(scratch) / "plain")
         (plain / "outlook.json").unlink()
-        ways: dict[str, tuple[Path, int]] = {
-            "foreseen": (learned, little),
-            "not_foreseen": (plain, little),
-            "all_on_the_device": (plain, 2 * arguments.sessions * longest),
+        ways = {
+            "foreseen": (learned, whole // 5),
+            "not_foreseen": (plain, whole // 5),
+            "all_on_the_device": (plain, 2 * whole),
         }
         for name, (folder, device) in ways.items():
             area = Path(scratch) / name
-            options = ("--shards", folder, "--device-blocks", device, "--disk", area)
+            host = whole * 2 // 5 * BLOCK_BYTES
+            options = ("--shards", folder, "--device-blocks", device, "--host-memory", host, "--disk", area)
             with dropped(area), running("embedded", *options) as client:
                 document[name] = measured(client, asks)
             document["load"].append(load())

@@ -1,6 +1,7 @@
 """From a configuration to an engine that is ready: model, shards, tiers, scheduler."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -48,6 +49,9 @@ EXACT = {"codec": "raw"}
 
 BACKED_UP_AT_ONCE = 4
 """Blocks copied to the write-back area between two looks at the queue."""
+
+WRITING = 0.005
+"""Seconds between two looks at what is being written."""
 
 WRITE_AGAIN = 60.0
 """Seconds after which what could not be written is tried again while nothing else is to do."""
@@ -97,6 +101,8 @@ class Engine:
         self.scheduler.pool.unwritten.clear()
         while self.scheduler.pool.back_up(BACKED_UP_AT_ONCE) and time.monotonic() < deadline:
             self.scheduler.execute_moves()
+            self.store.flush(deadline - time.monotonic())
+        self.store.flush(deadline - time.monotonic())
         self.store.close()
         if self.publisher is not None:
             self.publisher.close()
@@ -164,14 +170,16 @@ def build_engine(config: ServeConfig, observer: Observer) -> Engine:
 
     forgiven = time.monotonic()
 
-    def back_up() -> bool:
+    def back_up() -> float:
         nonlocal forgiven
         if time.monotonic() >= forgiven + WRITE_AGAIN:
             forgiven = time.monotonic()
             pool.unwritten.clear()
+        if store.writing:
+            return WRITING
         moves = pool.back_up(BACKED_UP_AT_ONCE)
         scheduler.execute_moves()
-        return bool(moves)
+        return 0.0 if moves else math.inf
 
     events = KvEvents(pool, index, time.time)
     publisher = None

@@ -55,7 +55,7 @@ class Store(Protocol):
     """Copies blocks between tiers."""
 
     def execute(self, moves: Sequence[Move]) -> list[Move]:
-        """Copy down, in order; returns the moves that failed."""
+        """Copy down, in order; returns the moves that failed by now, earlier ones too."""
         ...
 
     def read(self, loads: Sequence[Move]) -> Reading:

@@ -71,14 +71,14 @@ class Runtime:
         self,
         scheduler: Scheduler,
         most_requests: int,
-        idle: Callable[[], bool],
+        idle: Callable[[], float],
         after: Callable[[], None],
         observer: Observer,
         begin: Callable[[], None] = lambda: None,
     ) -> None:
         """begin: called first, in the scheduler's thread. idle: does a little background work when there is
-        nothing to run; False if there is none. after: called after every step and what was done between two
-        of them."""
+        nothing to run, and says in how many seconds there may be more. after: called after every step and
+        what was done between two of them."""
         self._scheduler = scheduler
         self._most = most_requests
         self._idle = idle
@@ -218,10 +218,10 @@ class Runtime:
                 self._serve_inbox()
                 if self._closing and not self._inside and self._inbox.empty():
                     return
-                busy = self._scheduler.step() or self._idle()
+                pause = 0.0 if self._scheduler.step() else self._idle()
                 self._after()
-                if not busy:
-                    self._serve_inbox(wait=LOADING if self._scheduler.reading else WAIT)
+                if pause:
+                    self._serve_inbox(wait=min(pause, LOADING if self._scheduler.reading else WAIT))
         except Exception:  # the thread's end: whoever waits must be told, whatever it was
             log.exception("the engine failed; every request is ended")
         finally:

@@ -96,7 +96,8 @@ class Scheduler:
         for move in moves:
             self.counts[f"moves_{move.source.name.lower()}_{move.target.name.lower()}"] += 1
         for move in self._store.execute(moves):
-            self.pool.discard(move.node, move.target)
+            if self.pool.lower[move.target].slot_of(move.node) == move.target_slot:  # still
+                self.pool.discard(move.node, move.target)
             self.pool.unwritten.add(move.node)
             self.counts["failed_moves"] += 1
 

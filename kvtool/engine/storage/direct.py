@@ -4,6 +4,7 @@ import errno
 import os
 from pathlib import Path
 from threading import Lock
+from typing import Protocol
 
 PAGE = 4096
 """A direct read's offset, length and memory are multiples of it; no disk has larger sectors."""
@@ -12,6 +13,19 @@ Came = memoryview | OSError
 """Bytes, fewer than were asked for at a file's end, or why there are none."""
 
 DIRECT = getattr(os, "O_DIRECT", 0)
+
+
+class Readable(Protocol):
+    """What blocks are read from."""
+
+    @property
+    def path(self) -> Path:
+        """Its file."""
+        ...
+
+    def read(self, into: memoryview, offset: int) -> Came:
+        """What of `into` was filled from `offset` on."""
+        ...
 
 
 class File:

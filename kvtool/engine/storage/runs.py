@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvtool.engine.storage.coded import Encoded
-from kvtool.engine.storage.direct import PAGE, Came, File
+from kvtool.engine.storage.direct import PAGE, Came, Readable
 
 GAP = 256 << 10
 """Bytes that are read in vain rather than begin anew: what a fast disk gives in the time of one command."""
@@ -18,7 +18,7 @@ class Wanted:
     """
 
     place: int
-    file: File
+    file: Readable
     offset: int
     size: int
     prove: Callable[[Came], Encoded | None]

@@ -34,7 +34,8 @@ from kvtool.engine.storage.runs import Run, Wanted, alone, joined
 from kvtool.engine.storage.seldom import Seldom
 from kvtool.engine.storage.shards import BadBlock, ShardSet
 from kvtool.engine.storage.staging import StagingArea
-from kvtool.engine.storage.writeback import Survivor, WriteBack
+from kvtool.engine.storage.writeback import Data, Survivor, WriteBack
+from kvtool.engine.storage.writing import Writer, yielding
 from kvtool.errors import KvtoolError
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ class BlockStore:
         self._disk = disk
         self._shards = shards
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="kvtool-reader")
-        self._ahead = ThreadPoolExecutor(AHEAD, thread_name_prefix="kvtool-ahead")
+        self._ahead = ThreadPoolExecutor(AHEAD, "kvtool-ahead", yielding)
+        self._writer = None if disk is None else Writer(disk)
         self._rows = {} if shards is None else {row.hash: number for number, row in enumerate(shards.rows)}
         names = {} if shards is None else shards.manifest.codecs
         self._codecs = {name: load_codec(config) for name, config in names.items()}
@@ -132,8 +134,15 @@ class BlockStore:
         return nodes
 
     def execute(self, moves: Sequence[Move]) -> list[Move]:
-        """Copy blocks down, in order. Returns the moves whose target could not be written."""
+        """Copy blocks down, in order: to disk as soon as it takes them.
+
+        Returns the moves, of earlier calls too, whose target could not be written.
+        """
         failed: list[Move] = []
+        if self._writer is not None:
+            for move, error in self._writer.settle():
+                self._lost.warn(self._reason(error))
+                failed.append(move)
         for (source, target), run in groupby(moves, key=lambda move: (move.source, move.target)):
             if target is Tier.HOST:
                 assert self._host is not None and source is Tier.DEVICE
@@ -165,6 +174,16 @@ class BlockStore:
         assert self._host is not None
         return BlockLift(self._host, moves, self._ahead, self._runs(moves, AHEAD))
 
+    @property
+    def writing(self) -> bool:
+        """Whether a block is on its way to disk."""
+        return self._writer is not None and self._writer.writing
+
+    def flush(self, within: float) -> None:
+        """Wait until all blocks on their way to disk are there, `within` seconds at most."""
+        if self._writer is not None:
+            self._writer.flush(within)
+
     def counts(self) -> dict[str, int]:
         """For metrics."""
         squeezed = self._device.crowded_out if isinstance(self._device, QuantizedArena) else 0
@@ -184,6 +203,8 @@ class BlockStore:
             self._area.close()
         self._readers.shutdown(cancel_futures=True)
         self._ahead.shutdown(cancel_futures=True)
+        if self._writer is not None:
+            self._writer.close()
         if self._disk is not None:
             self._disk.close()
         if self._shards is not None:
@@ -205,9 +226,9 @@ class BlockStore:
             row = self._shards.rows[move.source_slot]
             file = self._shards.file(row.shard)
             return Wanted(place, file, row.offset, row.bytes, partial(self._of_shards, row))
-        assert self._disk is not None and self.index is not None
+        assert self._writer is not None and self.index is not None
         prove = partial(self._of_disk, self.index.hash_of(move.node), self._is_first(move.node))
-        return Wanted(place, self._disk.file, *self._disk.place_of(move.source_slot), prove)
+        return Wanted(place, *self._writer.place_of(move.source_slot), prove)
 
     def _of_shards(self, row: BlockRow, came: Came) -> Encoded | None:
         assert self._shards is not None
@@ -228,26 +249,27 @@ class BlockStore:
         return Encoded(self._codec, data, first)
 
     def _write_back(self, move: Move) -> bool:
-        assert self._disk is not None and self.index is not None
+        assert self._writer is not None and self.index is not None
         first = self._is_first(move.node)
+        data: Data
         try:
             if move.source is Tier.DEVICE:
                 (coded,) = encode_from(self._device, self._codec, self._shape, [move.source_slot], [first])
                 data = coded()
             else:
                 assert self._host is not None
-                data = bytes(self._host.encoded(move.source_slot, first).data)
-            self._disk.write(move.target_slot, survivor_of(self.index, move.node, move.target_slot), data)
-        except (OSError, KvtoolError) as error:
-            self._lost.warn(self._reason(error))
-            return False
-        return True
+                data = self._host.encoded(move.source_slot, first).data
+            block = survivor_of(self.index, move.node, move.target_slot)
+            if self._writer.put(move, block, data):
+                return True
+            self._lost.warn("the disk is slower than what leaves memory")
+        except KvtoolError as error:
+            self._lost.warn(str(error))
+        return False
 
-    def _reason(self, error: OSError | KvtoolError) -> str:
+    def _reason(self, error: OSError) -> str:
         assert self._disk is not None
-        if isinstance(error, OSError):
-            return f"{self._disk.file.path}: {error.strerror} (make room there, or lower --disk-memory)"
-        return str(error)
+        return f"{self._disk.file.path}: {error.strerror} (make room there, or lower --disk-memory)"
 
     def _is_first(self, node: int) -> bool:
         assert self.index is not None

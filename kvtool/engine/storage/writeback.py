@@ -21,6 +21,7 @@ from kvtool.errors import KvtoolError
 FILE = "blocks.kv"
 MAGIC = b"KVW2"
 PAGE = 4096
+Data = bytes | bytearray | memoryview
 FIXED = struct.Struct("<4sII16s16s16s16s16s16s")
 """magic, depth, payload bytes, codec, hash, parent, root, checksums of payload and header; tokens follow."""
 
@@ -91,19 +92,21 @@ class WriteBack:
                     tokens.astype(np.uint32),
                 )
 
-    def write(self, slot: int, block: Survivor, data: bytes | bytearray) -> None:
-        """Fill a record. OSError when the disk is full or fails, and the record is invalid; KvtoolError when
-        the data are longer than a record, as compressed ones can be."""
+    def record(self, block: Survivor, data: Data) -> bytes:
+        """A block's record. KvtoolError when the data are longer than one, as compressed ones can be."""
         if len(data) > self.block_bytes:
             raise KvtoolError("the encoded block is longer than a record")
         payload = bytes.fromhex(fingerprint(block.hash, data))
         fields = (block.depth, len(data), self._codec, block.hash, block.parent, block.root, payload)
         header = FIXED.pack(MAGIC, *fields, _check(*fields, block.tokens))
-        record = header + block.tokens.astype("<u4").tobytes() + data
-        at = slot * self._stride
-        written = 0
-        while written < len(record):
-            written += os.pwrite(self._file, record[written:], at + written)
+        return b"".join([header, block.tokens.astype("<u4").tobytes(), data])
+
+    def write(self, slot: int, record: bytes) -> None:
+        """OSError when the disk is full or fails, and what is there is no record."""
+        left, at = memoryview(record), slot * self._stride
+        while left:
+            written = os.pwrite(self._file, left, at)
+            left, at = left[written:], at + written
 
     def place_of(self, slot: int) -> tuple[int, int]:
         """Offset and bytes of a record, which may be cut off at the file's end."""

@@ -17,7 +17,7 @@ from kvtool.cli import main
 from kvtool.engine.serving import engine, rates
 from kvtool.engine.storage.direct import Came, File
 from kvtool.engine.storage.manifest import shard_name
-from kvtool.engine.storage.writeback import Survivor, WriteBack, record_bytes
+from kvtool.engine.storage.writeback import FIXED, Survivor, WriteBack, record_bytes
 from kvtool.errors import KvtoolError
 
 Serving = Callable[..., AbstractContextManager[Any]]
@@ -230,7 +230,7 @@ def test_a_small_pool_demotes_to_host_and_disk_and_answers_stay_right(
 def test_a_full_disk_drops_the_block_and_serves_on(
     serving: Serving, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: WriteBack, slot: int, block: Survivor, data: bytes) -> None:
+    def full(self: WriteBack, slot: int, record: bytes) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(WriteBack, "write", full)
@@ -253,8 +253,8 @@ def test_a_full_disk_is_asked_once_a_block_warned_of_once_and_used_when_it_has_r
     write = WriteBack.write
     refused: list[BlockHash] = []
 
-    def full(self: WriteBack, slot: int, block: Survivor, data: bytes) -> None:
-        refused.append(block.hash)
+    def full(self: WriteBack, slot: int, record: bytes) -> None:
+        refused.append(BlockHash(FIXED.unpack_from(record)[4]))
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(WriteBack, "write", full)
@@ -265,6 +265,7 @@ def test_a_full_disk_is_asked_once_a_block_warned_of_once_and_used_when_it_has_r
         def background_work(scheduler: Any) -> None:
             for _ in range(50):
                 running.engine.runtime._idle()
+                running.engine.store.flush(60)
 
         running.on_scheduler(background_work)
         blocks = set(refused)
@@ -273,6 +274,7 @@ def test_a_full_disk_is_asked_once_a_block_warned_of_once_and_used_when_it_has_r
         assert len(lines) == 1 and "blocks.kv: No space left on device (make room" in lines[0]
         monkeypatch.setattr(engine, "WRITE_AGAIN", 0.0)
         running.on_scheduler(lambda scheduler: running.engine.runtime._idle())
+        running.engine.store.flush(60)
         assert len(refused) > len(blocks) == len(set(refused))  # but after a while it is
         monkeypatch.setattr(engine, "WRITE_AGAIN", 1e9)
         monkeypatch.setattr(WriteBack, "write", write)
@@ -334,6 +336,39 @@ def test_a_disk_that_stalls_costs_patience_and_not_the_answer(
         running.idle()
 
 
+def test_a_disk_that_takes_nothing_delays_no_answer_and_what_waits_for_it_is_found(
+    serving: Serving, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every write waits until all answers are there; blocks that left memory come back from the queue."""
+    gate = threading.Event()
+    write = WriteBack.write
+
+    def stalled(self: WriteBack, slot: int, record: bytes) -> None:
+        gate.wait(60)
+        write(self, slot, record)
+
+    questions = ["Red?", "Green?", "Blue?", "Black?"]
+    with serving(model=str(tiny_model), block_size=SIZE, **OPTIONS) as calm:
+        plain = {question: ask(calm, question)[0] for question in questions}
+        block = calm.engine.tiers.block_bytes
+    monkeypatch.setattr(WriteBack, "write", stalled)
+    options = {"model": str(tiny_model), "block_size": SIZE, "disk": tmp_path / "disk"}
+    options |= {"device_blocks": 40, "host_memory": 20 * block, "disk_memory": 200 * block}
+    with serving(**options) as running:
+        try:
+            for question in questions * 2:
+                assert ask(running, question, cache_salt=question)[0] == plain[question]
+            counts = dict(running.counts)
+        finally:
+            gate.set()
+        assert counts["hit_tokens_disk"] > 0
+        assert not any(counts.get(name) for name in ("failed_moves", "bad_blocks", "late_blocks"))
+        running.idle()
+    with serving(**options) as running:  # its end has written all
+        assert ask(running, questions[0], cache_salt=questions[0])[0] == plain[questions[0]]
+        assert running.counts["hit_tokens_disk"] > 0
+
+
 def test_torn_and_foreign_records_are_not_taken_over(tmp_path: Path) -> None:
     area = WriteBack(tmp_path, 4, 8, 100, "raw")
     tokens = np.arange(8, dtype=np.uint32)
@@ -344,7 +379,7 @@ def test_torn_and_foreign_records_are_not_taken_over(tmp_path: Path) -> None:
         for slot in range(3)
     ]
     for block in blocks:
-        area.write(block.slot, block, bytes([block.slot]) * 100)
+        area.write(block.slot, area.record(block, bytes([block.slot]) * 100))
 
     def read(area: WriteBack, slot: int, block: BlockHash) -> memoryview | None:
         offset, size = area.place_of(slot)
