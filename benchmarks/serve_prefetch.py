@@ -121,7 +121,8 @@ def measured(client: httpx.Client, asks: Sequence[Visit]) -> dict[str, Any]:
     back = [1000 * each for each, visit in zip(seconds, asks, strict=True) if not visit.first]
     found = {f"p{share}": round(float(np.percentile(back, share))) for share in (50, 90, 99)}
     stats = client.get("/kv/stats").raise_for_status().json()
-    return {**found, "worst": round(max(back)), "requests": len(back), "prefetch": stats["prefetch"]}
+    hits = {name: count for name, count in stats["counts"].items() if name.startswith("hit_tokens")}
+    return {**found, "worst": round(max(back)), "requests": len(back), **hits, **stats["prefetch"]}
 
 
 def main() -> None:

@@ -9,7 +9,9 @@ the model's dtype. Device blocks that stay quantized are another arena (`quantiz
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvtool.engine.compute.arrivals import Arrivals
@@ -17,6 +19,9 @@ from kvtool.engine.compute.device import upload
 from kvtool.engine.compute.kernels.layers import LayerBlocks
 from kvtool.engine.compute.model import Model
 from kvtool.engine.compute.reads import Keys, Span
+
+LONG = 4
+"""Blocks of a stretch from which it is copied by itself, on a CPU."""
 
 Block = list[tuple[Tensor, Tensor]]
 """One block: per layer (key [block_size, kv_heads, key_dim], value [block_size, kv_heads, value_dim])."""
@@ -51,6 +56,10 @@ class Arena:
             self.stacks.append((keys, values))
             self.keys.extend(keys.unbind(0))
             self.values.extend(values.unbind(0))
+        self._bytes: list[NDArray[np.uint8]] = []
+        if self.device.type == "cpu":
+            tensors = (tensor for pair in self.stacks for tensor in pair)
+            self._bytes = [tensor.flatten(2).view(torch.uint8).numpy() for tensor in tensors]
         self.block_bytes = block_bytes(model, block_size)
         """Bytes of a block, keys and values of all layers."""
         self.arrivals = Arrivals()
@@ -116,14 +125,33 @@ class Arena:
             key[slot].copy_(new_key)
             value[slot].copy_(new_value)
 
+    def bytes_of(self, slot: int) -> NDArray[np.uint8]:
+        """A copy of one block as the codec `raw` stores it, on a CPU."""
+        return np.concatenate([part[:, slot].ravel() for part in self._bytes])
+
+    def put_bytes(self, slot: int, data: bytes | bytearray | memoryview) -> None:
+        """Inverse of `bytes_of`: a call for keys and one for values, during which other threads run."""
+        at = 0
+        for part in self._bytes:
+            layers, _, size = part.shape
+            part[:, slot] = np.frombuffer(data, np.uint8, layers * size, at).reshape(layers, size)
+            at += layers * size
+
     def copy_from(self, other: "Arena", theirs: Sequence[int], ours: Sequence[int]) -> None:
         """Copy blocks `theirs` of another tier's arena of the same model into our slots `ours`."""
         assert self.block_size == other.block_size and len(theirs) == len(ours)
         if other is self or self.device.type != "cpu" or other.device.type != "cpu":
             self.write_blocks(ours, other.read_blocks(theirs))
             return
-        for first, source, length in _stretches(ours, theirs):  # in place: no copy between the two
-            for here, there in zip(self.keys + self.values, other.keys + other.values, strict=True):
+        pairs = list(zip(self.keys + self.values, other.keys + other.values, strict=True))
+        stretches = list(_stretches(ours, theirs))
+        if len(ours) < LONG * len(stretches):  # a call for each takes longer than a copy between the two
+            into, out_of = torch.tensor(ours), torch.tensor(theirs)
+            for here, there in pairs:
+                here.index_copy_(0, into, there.index_select(0, out_of))
+            return
+        for first, source, length in stretches:
+            for here, there in pairs:
                 here[first : first + length].copy_(there[source : source + length])
 
     def read_tokens(self, layer: int, keys: Keys) -> tuple[Tensor, Tensor]:

@@ -51,6 +51,11 @@ class Encoded:
     data: Bytes
     first: bool
 
+    @property
+    def raw(self) -> bool:
+        """Whether these are the elements of an arena with all its bits."""
+        return self.codec.name == "raw"
+
     def decode(self, shape: BlockShape) -> Block:
         """Keys and values by layer, on the CPU, in the arena's dtype; they may be views of `data`."""
         data = bytearray(self.data) if isinstance(self.data, bytes) else self.data

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+import torch
+
 from kvtool.engine.compute.arena import Arena
 from kvtool.engine.storage.codec import encode_block
 from kvtool.engine.storage.coded import Encoded, encode_from, place_blocks
@@ -59,7 +61,10 @@ class PlainHost:
 
     def put(self, slot: int, block: Encoded) -> None:
         """Decoded at once: it is read as it is."""
-        self._arena.write_block(slot, block.decode(self._shape))
+        if block.raw:
+            self._arena.put_bytes(slot, block.data)
+        else:
+            self._arena.write_block(slot, block.decode(self._shape))
 
     def bring(self, device: Arena, slots: Sequence[int], targets: Sequence[int]) -> None:
         """One copy a layer."""
@@ -71,6 +76,10 @@ class PlainHost:
 
     def encoded(self, slot: int, first: bool) -> Encoded:
         """Its elements, unchanged."""
+        if self._codec.name == "raw":
+            same = self._arena.bytes_of(slot)
+            if torch.from_numpy(same).view(self._arena.dtype).isfinite().all():
+                return Encoded(self._codec, same.data, first)
         data = encode_block(self._codec, self._shape, self._arena.read_block(slot), first)
         return Encoded(self._codec, data, first)
 

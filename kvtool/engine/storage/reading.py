@@ -107,11 +107,19 @@ class InPlaceReading(BlockReading):
     def take_in(self, run: Run) -> None:
         """Into the thread's own buffer, which is in the processor's cache, and from there to the slots."""
         for wanted, found in run.read(self._buffers.take(run.size)):
-            block = None if found is None else found.decode(self._shape)
+            if found is None:
+                self.states[wanted.place] = State.BAD
+                continue
+            slot = self._loads[wanted.place].target_slot
+            block = None if found.raw else found.decode(self._shape)
             with self._writing:
-                if block is not None and not self._over:
-                    self._device.write_block(self._loads[wanted.place].target_slot, block)
-            self.states[wanted.place] = State.BAD if block is None else State.HERE
+                if self._over:
+                    return
+                if block is None:
+                    self._device.put_bytes(slot, found.data)
+                else:
+                    self._device.write_block(slot, block)
+            self.states[wanted.place] = State.HERE
 
     def place(self, count: int) -> None:
         """They are there."""

@@ -1,10 +1,14 @@
 """Blocks in and out of the arena."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kvtool.engine.compute.arena import Arena, block_bytes
 from kvtool.engine.compute.reads import Keys
+from kvtool.engine.storage.codec import encode_block, load_codec
+from kvtool.engine.storage.layout import BlockShape
 
 
 def filled(model, slots=12, block_size=4):
@@ -16,11 +20,18 @@ def filled(model, slots=12, block_size=4):
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours"), [([2, 3, 4], [0, 1, 2]), ([2, 3, 9], [1, 2, 0]), ([4, 3, 5], [2, 3, 4]), ([], [])]
+    ("theirs", "ours"),
+    [
+        ([2, 3, 4, 5], [0, 1, 2, 3]),
+        ([2, 3, 4, 5, 9, 6, 7, 8], [1, 2, 3, 4, 0, 5, 6, 7]),
+        ([2, 3, 9], [1, 2, 0]),
+        ([4, 3, 5], [2, 3, 4]),
+        ([], []),
+    ],
 )
-def test_stretches_of_blocks_are_copied_whole_and_nothing_beside_them(tiny, theirs, ours):
+def test_blocks_are_copied_one_by_one_or_in_stretches_and_nothing_beside_them(tiny, theirs, ours):
     model = tiny("grouped-query llama").model
-    source, target = filled(model), Arena(model, 6, 4)
+    source, target = filled(model), Arena(model, 9, 4)
     for tensor in (*target.keys, *target.values):
         tensor.fill_(-1)
     target.copy_from(source, theirs, ours)
@@ -43,6 +54,19 @@ def test_blocks_move_between_arenas_unchanged(tiny, name):
     target.write_block(0, block)
     assert all(torch.equal(target.keys[i][0], source.keys[i][7]) for i in range(3))
     assert all(torch.equal(target.values[i][0], source.values[i][7]) for i in range(3))
+
+
+@pytest.mark.parametrize("name", ["grouped-query llama", "latent deepseek"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bytes_are_those_of_the_raw_codec_and_come_back(tiny, name, dtype):
+    model = replace(tiny(name).model, dtype=dtype)
+    source, target = filled(model), Arena(model, 5, 4)
+    shape = BlockShape.of_layers(4, model.dtype_name, model.config.layer_shapes)
+    data = source.bytes_of(7)
+    assert data.tobytes() == encode_block(load_codec({"codec": "raw"}), shape, source.read_block(7), False)
+    target.put_bytes(2, data.data)
+    for ours, theirs in zip((*target.keys, *target.values), (*source.keys, *source.values), strict=True):
+        assert torch.equal(ours[2], theirs[7])
 
 
 def test_reading_gives_copies(tiny):
