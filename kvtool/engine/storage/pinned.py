@@ -8,6 +8,7 @@ prefill that reads it begins when the first layer is there (`compute/arrivals.py
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,6 +66,9 @@ class PinnedHost:
     def put(self, slot: int, block: Encoded) -> None:
         """Decoded at once: it is read as it is."""
         self._settle(slot, self._written, self._read)
+        if block.raw:
+            self._memory[slot].view(torch.uint8).numpy()[:] = np.frombuffer(block.data, np.uint8)
+            return
         for here, there in zip(self._block(slot), block.decode(self._shape), strict=True):
             for ours, theirs in zip(here, there, strict=True):
                 ours.copy_(theirs)
