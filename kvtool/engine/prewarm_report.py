@@ -226,7 +226,7 @@ def _notes(data: dict[str, Any]) -> list[str]:
     plan = data["plan"]
     left = plan["left_out"]
     reasons = [
-        (left["over_budget"], "are over --budget"),
+        (left["over_budget"], "are over --budget or --tenant-budget"),
         (left["too_deep"], "lie beyond the model's last position"),
         (left["under_used"], "have fewer users than --min-requests"),
     ]

@@ -1,13 +1,13 @@
 """Prometheus metrics: latencies as they happen, counts read from the scheduler when they are asked for."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvtool.engine.serving.generation import Generation
+from kvtool.engine.serving.generation import FinishReason, Generation
 from kvtool.engine.serving.journal import event
 from kvtool.engine.serving.prefetch import WHYS
 
@@ -54,6 +54,18 @@ class Metrics:
             "kvtool_request_seconds", "Submission to end", buckets=TTFT, registry=self._registry
         )
 
+        self._ended = Counter(
+            "kvtool_ended_requests",
+            "Requests that ended, by how; cancelled: the client left, or the server was stopped",
+            ["finish"],
+            registry=self._registry,
+        )
+        for finish in get_args(FinishReason):
+            self._ended.labels(finish)
+        self._refused = Counter(
+            "kvtool_refused_requests", "Requests answered 429: the queue was full", registry=self._registry
+        )
+
     def watch(self, snapshot: Callable[[], dict[str, Any]]) -> None:
         """Read counts from `snapshot` from now on."""
         self._registry.register(_Counts(snapshot))
@@ -72,9 +84,14 @@ class Metrics:
         """One gap."""
         self._gap.observe(seconds)
 
+    def refused(self) -> None:
+        """One that found the queue full."""
+        self._refused.inc()
+
     def finished(self, seconds: float, request: Generation) -> None:
         """One request's end."""
         self._whole.observe(seconds)
+        self._ended.labels(request.finish).inc()
         first = self._first.pop(id(request), None)
         usage = request.usage()
         event(

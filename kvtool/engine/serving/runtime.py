@@ -43,7 +43,11 @@ class Unavailable(Exception):
 
 
 class Observer(Protocol):
-    """Is told about latencies, in seconds. Called in the scheduler's thread."""
+    """Is told about latencies, in seconds, in the scheduler's thread; what is refused in the caller's."""
+
+    def refused(self) -> None:
+        """A request that found no place."""
+        ...
 
     def first_token(self, seconds: float, request: Generation) -> None:
         """From submission to the first chosen token."""
@@ -132,6 +136,7 @@ class Runtime:
                 raise Unavailable("the server is shutting down" if self._closing else "the engine has failed")
             own = self._of_tenant[tenant]
             if own + len(requests) > self._places(self._most - (self._inside - own)):
+                self._observer.refused()
                 waves = self._inside / self._most
                 raise QueueFull(max(1, min(60, round(self._seconds * waves))))
             self._inside += len(requests)

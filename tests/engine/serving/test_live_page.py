@@ -57,6 +57,26 @@ def test_the_page_shows_tiers_hit_rate_and_hot_prefixes_and_follows(
         assert seen.serious_violations() == []
 
 
+def test_another_server_behind_the_same_address_begins_anew(
+    serving: Serving, tiny_model: Path, visit: Open
+) -> None:
+    """Its counts begin at nothing: against the last server's they would give less than none a second."""
+    from playwright.sync_api import expect
+
+    with serving(model=str(tiny_model), block_size=16, device_blocks=40, host_memory=0) as running:
+        ask(running, EVIL * 4)
+        running.idle()
+        stats = WEB.get(f"{running.url}/kv/stats").json()
+        seen = visit(f"{running.url}/")
+        expect(seen.page.locator("#speed")).to_have_text("0")
+        restarted = {**stats, "counts": {**stats["counts"], "computed_tokens": 7, "prompt_tokens": 7}}
+        restarted["counts"]["hit_tokens_device"] = 0
+        seen.page.route("**/kv/stats", lambda route: route.fulfill(json=restarted))
+        expect(seen.page.locator("#speed")).to_have_text("-")
+        expect(seen.page.locator("#speed")).to_have_text("0")
+        assert seen.page.inner_text("#recent") == "-" and seen.complaints == []
+
+
 def test_with_keys_the_page_waits_for_the_admins(
     serving: Serving, tiny_model: Path, tmp_path: Path, visit: Open
 ) -> None:

@@ -542,6 +542,12 @@ def test_a_normalizer_repairs_live_requests(serving: Serving, tiny_model: Path, 
         assert cached(running)[1] >= len(SYSTEM * 6) // 8 * 8
 
 
+def metric(running: Any, name: str) -> float:
+    """A value of /metrics."""
+    lines = WEB.get(f"{running.url}/metrics").text.splitlines()
+    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name} "))
+
+
 def test_a_full_queue_is_429_with_retry_after(serving: Serving, tiny_model: Path) -> None:
     with serving(
         model=str(tiny_model), block_size=8, device_blocks=64, max_running=1, max_queue=0
@@ -558,10 +564,16 @@ def test_a_full_queue_is_429_with_retry_after(serving: Serving, tiny_model: Path
                 refused = WEB.post(url, json=body)
                 assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
                 assert refused.json()["error"]["type"] == "rate_limit_error"
+                assert metric(running, "kvtool_refused_requests_total") == 1
                 gate.set()
                 assert first.result().json()["usage"]["completion_tokens"] == 40
         finally:
             gate.set()
+        with WEB.stream("POST", url, json={**body, "max_tokens": 400, "stream": True}) as stream:
+            next(stream.iter_lines())  # and then the client leaves
+        running.idle()
+        assert metric(running, 'kvtool_ended_requests_total{finish="cancelled"}') == 1
+        assert metric(running, 'kvtool_ended_requests_total{finish="length"}') == 1
         refused = WEB.post(url, json={**body, "n": 2})
         assert refused.status_code == 400, "there will never be room: nobody should try again"
         assert "2 answers, this server gives 1" in refused.json()["error"]["message"]
