@@ -133,9 +133,9 @@ def _defined_logits(module: Any, vocab: int, where: str) -> Tensor:
         return plain_logits(module, vocab)
     except RuntimeError as error:
         reason = error
-    if module.device.type == "cpu" and module._can_set_experts_implementation():
-        module.set_experts_implementation("eager")
+    if module.device.type == "cpu":
         try:
+            module.set_experts_implementation("eager")
             return plain_logits(module, vocab)
         except RuntimeError as error:
             reason = error

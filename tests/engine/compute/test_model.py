@@ -97,8 +97,8 @@ REFUSED = {
         ),
         "neither causal nor a sliding window",
     ),
-    "odd heads": (
-        transformers.MixtralConfig(**SHAPE | {"hidden_size": 42, "num_local_experts": 2}),
+    "heads that cannot be halved": (
+        transformers.MixtralConfig(**SHAPE | {"hidden_size": 42}, num_local_experts=2),
         "plain transformers cannot compute this model: The size of tensor",
     ),
 }

@@ -102,11 +102,13 @@ class PackedEmbedding(nn.Module):
     def __init__(self, head: PackedLinear, scale: float) -> None:
         super().__init__()
         self.packed = head.packed
+        self._tokens = head.out_features
         self._inputs, self._outputs = head.in_features, head.padded
         self._scale = scale
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens int64 [...] -> [..., in]."""
+        assert bool(((tokens >= 0) & (tokens < self._tokens)).all()), "no such token"
         first = tokens // products.PANEL * products.PANEL
         width = (self._outputs - first).clamp(max=products.PANEL)
         start = first * self._inputs + tokens - first

@@ -85,6 +85,9 @@ def test_an_embedding_reads_its_rows_from_the_panels_of_the_head(inputs, outputs
     tokens = torch.arange(outputs).flip(0)[None]
     out = layers.PackedEmbedding(layers.PackedLinear(head), scale)(tokens)
     assert torch.equal(out, head.weight[tokens] * scale)
+    for wrong in (-1, outputs):
+        with pytest.raises(AssertionError):
+            layers.PackedEmbedding(layers.PackedLinear(head), scale)(torch.tensor([0, wrong]))
 
 
 def test_copies_and_strided_rows_are_computed_from_their_own_memory():
