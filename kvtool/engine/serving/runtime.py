@@ -202,7 +202,7 @@ class Runtime:
             count = len(request.tokens) - len(request.prompt)
             if count and not chosen:
                 self._observer.first_token(now - start, request)
-            elif count > chosen:
+            for _ in range(count - chosen if chosen else 0):  # several when they make one character
                 self._observer.next_token((now - last) / (count - chosen))
             last, chosen = now, count
             if delta.finish is not None:

@@ -375,6 +375,27 @@ def test_health_metrics_and_stats_agree(client: openai.OpenAI, model: str, serve
     assert 0 < stats["hit_rate"]["tokens"] < 1
 
 
+def test_every_token_after_the_first_has_its_gap_in_the_metrics(server: Any, model: str) -> None:
+    """Also where several make one character, and come to the client together."""
+
+    def gaps(text: str, **fields: Any) -> tuple[float, Any]:
+        name = "kvtool_inter_token_seconds_count"
+        before = metric(server, name)
+        body = {"model": model, "prompt": text, "max_tokens": 30, "temperature": 0, "ignore_eos": True}
+        answer = WEB.post(f"{server.url}/v1/completions", json={**body, **fields}).json()
+        return metric(server, name) - before, answer["choices"][0]
+
+    tried = 0
+    for letter in "abcdefghijklmnopqrstuvwxyz":
+        counted, choice = gaps(f"{letter} begins", logprobs=0)  # which send every token at once
+        assert counted == 29
+        parts = [token.startswith("bytes:") for token in choice["logprobs"]["tokens"]]
+        if any(parts) and not parts[0]:
+            tried += 1
+            assert gaps(f"{letter} begins")[0] == 29
+    assert tried > 1
+
+
 @pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models"])
 def test_head_is_answered_as_get_without_a_body(server: Any, path: str) -> None:
     """On a bare socket: a client would not show bytes that are none of an answer's."""
