@@ -86,6 +86,8 @@ class TieredPool:
         """Blocks that left the last tier that had them: computed anew if asked for."""
         self.crowded = 0
         """Demotions that found every block of a tier held."""
+        self._spare: dict[int, None] = {}
+        """Blocks that `back_up` has copied: until they leave memory their disk slots are anybody's."""
         self.unwritten: set[int] = set()
         """Blocks that the disk tier could not take: `back_up` leaves them alone until this is cleared."""
         self.broken = 0
@@ -102,6 +104,7 @@ class TieredPool:
         """Give a forgotten id, resident nowhere, to a new identity."""
         self.device.renew_node(node, parent)
         self._decoded.discard(node)
+        self._spare.pop(node, None)
         self.unwritten.discard(node)
         self._shard_row.pop(node, None)
         if shard_row >= 0:
@@ -266,13 +269,15 @@ class TieredPool:
             self._shard_row.pop(node, None)
         elif not self.lower[tier].discard(node):
             return False
+        self._spare.pop(node, None)
         self.broken += 1
         return True
 
     def back_up(self, most: int) -> list[Move]:
         """Copy up to `most` blocks to free disk slots while nothing else is to do, parents first.
 
-        What was used last goes first, so that a restart finds the hot set. The moves are also queued.
+        What was used last goes first, so that a restart finds the hot set. The moves are also queued. A copy
+        gives way to what leaves memory.
         """
         disk = self.lower.get(Tier.DISK)
         if disk is None:
@@ -298,6 +303,7 @@ class TieredPool:
             target, _ = disk.take()
             moves.append(Move(node, tier, source.slot_of(node), Tier.DISK, target))
             disk.place(node, target)
+            self._spare[node] = None
         self._moves += moves
         return moves
 
@@ -364,15 +370,18 @@ class TieredPool:
         """`node` has just left `slot` of `tier`: find a place below, which may push another block down."""
         if tier is Tier.DEVICE and self._encodes and (node in self._decoded or node in self._shard_row):
             self._decoded.discard(node)
+            self._spare.pop(node, None)
             self.lost += self.tier_of(node) is None
             return
         for below, pool in self.lower.items():
             if below <= tier:
                 continue
-            if pool.slot_of(node) >= 0:
+            if below is Tier.DISK:
+                self._spare.pop(node, None)
+            if pool.slot_of(node) >= 0 or (below is Tier.DISK and node in self._shard_row):
                 return
-            if below is Tier.DISK and node in self._shard_row:
-                return
+            if below is Tier.DISK and not pool.free():
+                self._drop_a_spare()
             target, victim = pool.take()
             if target < 0:
                 self.crowded += 1
@@ -384,3 +393,8 @@ class TieredPool:
             return
         if self.tier_of(node) is None:
             self.lost += 1
+
+    def _drop_a_spare(self) -> None:
+        """Free a disk slot, if there is a copy whose block is in memory or on its way down from there."""
+        while self._spare and not self.lower[Tier.DISK].discard(self._spare.popitem()[0]):
+            continue

@@ -3,7 +3,7 @@
 from collections import defaultdict
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
@@ -264,6 +264,14 @@ class Memories(RuleBasedStateMachine):
             self.pool.unstage(staging)
             self.stagings.remove(staging)
 
+    @rule(most=st.integers(1, 4))
+    def back_up(self, most: int) -> None:
+        before = [self.pool.tier_of(node) for node in self.nodes]
+        moves = self.pool.back_up(most)
+        assert len(moves) <= most and all(move.target is Tier.DISK for move in moves)
+        assert [self.pool.tier_of(node) for node in self.nodes] == before
+        self.execute()
+
     @rule(node=st.integers(0, 30))
     def evict(self, node: int) -> None:
         if self.nodes:
@@ -296,6 +304,51 @@ TestMemories = Memories.TestCase
 TestMemories.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4), st.integers(0, 3)), max_size=60),
+    st.sampled_from(["lru", "cost", "fitted"]),
+    st.integers(4, 8),
+    st.integers(0, 4),
+    st.integers(1, 10),
+)
+def test_copies_made_for_a_restart_change_no_tier_of_any_block(
+    asks: list[tuple[int, int, int]], policy: str, device: int, host: int, disk: int
+) -> None:
+    """Two pools get the same requests, one makes copies in between: both find the same blocks.
+
+    Under policies that do not ask how long a block has been in a tier; a copy has been there longer.
+    """
+    plain, copying = (TieredPool(POLICIES.load(policy), device, host, disk) for _ in range(2))
+    chains = [(chain(plain, 4), chain(copying, 4)) for _ in range(6)]
+    for now, (number, length, most) in enumerate(asks):
+        for pool, nodes in zip((plain, copying), chains[number], strict=True):
+            serve(pool, nodes[:length], float(now))
+        if most:
+            copying.back_up(most)
+        for ours, theirs in chains:
+            assert [plain.tier_of(node) for node in ours] == [copying.tier_of(node) for node in theirs]
+    copying.check()
+    assert copying.lost == plain.lost
+
+
+def test_a_copy_made_for_a_restart_survives_where_there_is_room_and_gives_way_where_there_is_none() -> None:
+    pool = TieredPool(LRU, device=2, disk=2)
+    a, b, c = (pool.add_node(-1) for _ in range(3))
+    for now, node in enumerate((a, b)):
+        serve(pool, [node], float(now))
+    assert len(pool.back_up(4)) == 2 and not pool.lower[Tier.DISK].free()
+    pool.take_moves()
+    serve(pool, [c], 2.0)
+    assert pool.take_moves() == [], "what leaves memory has its copy already"
+    assert [pool.tier_of(node) for node in (a, b, c)] == [Tier.DISK, Tier.DEVICE, Tier.DEVICE]
+    d, e = (pool.add_node(-1) for _ in range(2))
+    serve(pool, [d], 3.0)
+    serve(pool, [e], 4.0)
+    assert [pool.tier_of(node) for node in (a, b, c)] == [None, Tier.DISK, Tier.DISK]
+    pool.check()
 
 
 def test_staged_blocks_come_to_the_host_tier_stay_there_and_change_no_rank() -> None:
