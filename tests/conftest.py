@@ -38,6 +38,15 @@ def own_cache() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def slow_prefill() -> Iterator[None]:
+    """A token takes a millisecond, as far as prewarm measures: a tiny model is faster than a busy disk, and
+    what computes faster than it loads is not stored."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvtool.engine.speeds._prefill", lambda model, arena, tokens: tokens / 1000)
+        yield
+
+
 @pytest.fixture(scope="session")
 def valid_json() -> Callable[[dict[str, Any]], None]:
     """Holds a command's JSON document to its published schema."""
