@@ -308,6 +308,23 @@ def _ranked(trie: PlanTrie, siblings: list[int]) -> list[int]:
     return order
 
 
+def behind_public(plan: Plan) -> int:
+    """Blocks of tenants whose prompts begin with a block that is stored for no tenant.
+
+    A server takes what is public from there, and gives what follows other names than the tenant's own.
+    """
+    public = {
+        tokens.tobytes()
+        for tokens, parent, tenant in zip(plan.tokens, plan.parent, plan.tenant, strict=True)
+        if parent < 0 and not plan.tenants[tenant]
+    }
+    behind = np.zeros(len(plan), bool)
+    for row, parent in enumerate(plan.parent.tolist()):
+        first = plan.tenants[plan.tenant[row]] and plan.tokens[row].tobytes() in public
+        behind[row] = bool(first) if parent < 0 else behind[parent]
+    return int(behind.sum())
+
+
 def _split_tokens(parent: NDArray[np.int64], tenant: NDArray[np.int32], tokens: NDArray[np.uint32]) -> int:
     """Leading tokens that sibling blocks have in common, each counted once less than it is stored."""
     families: dict[tuple[int, int], list[tuple[int, ...]]] = {}

@@ -181,7 +181,7 @@ def run(config: Config) -> "Report":
 
     require_engine("prewarm")
     from kvtool.analysis.learned import learn
-    from kvtool.analysis.plan import PlanConfig
+    from kvtool.analysis.plan import PlanConfig, behind_public
     from kvtool.analysis.plan_table import save_plan
     from kvtool.engine.allocation import GateFailed
     from kvtool.engine.compute.load import load_model
@@ -237,6 +237,11 @@ def run(config: Config) -> "Report":
     reuse = learn(workload)
     planned = PrecisePlan(asked, Prices(workload, model, speeds, reuse), limits)
     notes += planned.protected()
+    if count := behind_public(planned.priced.plan):
+        notes.append(
+            f"{count:,} blocks of tenants begin like blocks of no tenant, which all share: a server will not "
+            "ask for them; name a tenant in every row or in none (--share-tenants)"
+        )
 
     def save() -> None:
         if config.plan_out is not None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import duckdb
@@ -439,3 +440,21 @@ def test_what_follows_a_picture_is_left_out_and_said(steady, tmp_path, tiny_mode
     log.write_text(f"{json.dumps(row)}\n" * 3)
     few = kvtool(*common[:5], "--block-size", 32, *steady[7:], "--out", tmp_path / "t")
     assert few.exit_code == 2 and "every block holds or follows a part that is not text" in few.stderr
+
+
+def test_blocks_of_tenants_that_no_server_would_ask_for_are_noted(
+    common: list[object], branching_log: Path, tmp_path: Path
+) -> None:
+    rows = [json.loads(line) for line in branching_log.read_text().splitlines()]
+
+    def noted(tenants: Sequence[str | None], *options: object) -> list[str]:
+        log = tmp_path / "tenants.jsonl"
+        named = ({**row, "tenant": tenant} for tenant in tenants for row in rows)
+        log.write_text("".join(json.dumps(row) + "\n" for row in named))
+        arguments = [log if argument == branching_log else argument for argument in common]
+        notes = document(*arguments, "--dry-run", *options)["notes"]
+        return [note.split(" blocks of tenants")[0] for note in notes if "blocks of no tenant" in note]
+
+    whole = document(*common, "--dry-run")["plan"]["blocks"]
+    assert noted([None, "red"]) == [str(whole)]
+    assert noted(["blue", "red"]) == noted([None]) == noted([None, "red"], "--share-tenants") == []
