@@ -7,7 +7,7 @@ another prompt took its place), and from disk (after a restart). Throughput send
 once, all with the same 1,024 tokens in front; sharing off means a salt for each. One machine, one run,
 nothing averaged away: every repetition is printed, by the clock and in the CPU seconds that the server took,
 which a busy machine changes little, with the machine's load (1.0 is one busy core).
-Beside peers: serve_peers.py. The seed's figures re-enacted: serve_seed.py.
+Beside peers: serve_peers.py. The seed's figures re-enacted: serve_seed.py. Cold disks: serve_prefetch.py.
 """
 
 import argparse
