@@ -88,9 +88,8 @@ def create_app(engine: Engine, metrics: Metrics, keys: Keys) -> FastAPI:
     async def page() -> HTMLResponse:
         return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
 
-    @app.head(
-        "/health", include_in_schema=False
-    )  # what load balancers send: GET's answer, cut off by uvicorn
+    # HEAD is what load balancers send: uvicorn cuts GET's answer off.
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> JSONResponse:
         healthy = engine.runtime.healthy
