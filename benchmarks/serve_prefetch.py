@@ -4,10 +4,10 @@
 
 Agents share a system prompt; each comes back with its own context, grown by a tool result, about every
 `--every` seconds. The device holds a fifth of them, host memory two fifths, the rest is in the write-back
-area, whose file is dropped from the page cache all the time. What the sessions do is learned by `prewarm`
-from a log of other agents. Three servers, one after the other, get the same requests at the same times: with
-what was learned (outlook.json), without it, and with a device that holds all, as smooth as it gets. A slow
-disk: run it in a control group with `blkio.throttle.read_bps_device`.
+area, whose file is dropped from the page cache all the time, as far as the system lets go of it. What the
+sessions do is learned by `prewarm` from a log of other agents. Three servers, one after the other, get the
+same requests at the same times: with what was learned (outlook.json), without it, and with a device that
+holds all, as smooth as it gets. A slow disk: run it in a control group with `blkio.throttle.read_bps_device`.
 """
 
 import argparse

@@ -25,6 +25,7 @@ from kvtool.engine.storage.codec import (
     stacks,
     tensors_of,
 )
+from kvtool.engine.storage.direct import Bytes
 from kvtool.engine.storage.layout import BlockShape
 from kvtool.engine.storage.leaving import Leaving
 from kvtool.engine.storage.quantized import Quantized
@@ -37,10 +38,6 @@ AT_ONCE = 64
 
 RAW_AT_ONCE = 8
 """Blocks that become raw together in an arena that squeezes them at once."""
-
-
-Bytes = bytes | bytearray | memoryview
-"""A block's encoded bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,9 @@ from typing import Protocol
 PAGE = 4096
 """A direct read's offset, length and memory are multiples of it; no disk has larger sectors."""
 
+Bytes = bytes | bytearray | memoryview
+"""A block's bytes, as its codec made them."""
+
 Came = memoryview | OSError
 """Bytes, fewer than were asked for at a file's end, or why there are none."""
 

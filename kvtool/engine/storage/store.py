@@ -22,7 +22,7 @@ from kvtool.engine.compute.arena import Arena
 from kvtool.engine.compute.quantized_arena import QuantizedArena
 from kvtool.engine.storage.codec import load_codec
 from kvtool.engine.storage.coded import Encoded, encode_from
-from kvtool.engine.storage.direct import Came
+from kvtool.engine.storage.direct import Bytes, Came
 from kvtool.engine.storage.host import HostBlocks
 from kvtool.engine.storage.index import BlockRow
 from kvtool.engine.storage.landing import StagedReading
@@ -34,7 +34,7 @@ from kvtool.engine.storage.runs import Run, Wanted, alone, joined
 from kvtool.engine.storage.seldom import Seldom
 from kvtool.engine.storage.shards import BadBlock, ShardSet
 from kvtool.engine.storage.staging import StagingArea
-from kvtool.engine.storage.writeback import Data, Survivor, WriteBack
+from kvtool.engine.storage.writeback import Survivor, WriteBack
 from kvtool.engine.storage.writing import Writer, yielding
 from kvtool.errors import KvtoolError
 
@@ -251,7 +251,7 @@ class BlockStore:
     def _write_back(self, move: Move) -> bool:
         assert self._writer is not None and self.index is not None
         first = self._is_first(move.node)
-        data: Data
+        data: Bytes
         try:
             if move.source is Tier.DEVICE:
                 (coded,) = encode_from(self._device, self._codec, self._shape, [move.source_slot], [first])

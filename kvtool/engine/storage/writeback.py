@@ -15,13 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from kvtool.blocks import BlockHash, TokenIds, fingerprint
-from kvtool.engine.storage.direct import Came, File
+from kvtool.engine.storage.direct import Bytes, Came, File
 from kvtool.errors import KvtoolError
 
 FILE = "blocks.kv"
 MAGIC = b"KVW2"
 PAGE = 4096
-Data = bytes | bytearray | memoryview
 FIXED = struct.Struct("<4sII16s16s16s16s16s16s")
 """magic, depth, payload bytes, codec, hash, parent, root, checksums of payload and header; tokens follow."""
 
@@ -92,7 +91,7 @@ class WriteBack:
                     tokens.astype(np.uint32),
                 )
 
-    def record(self, block: Survivor, data: Data) -> bytes:
+    def record(self, block: Survivor, data: Bytes) -> bytes:
         """A block's record. KvtoolError when the data are longer than one, as compressed ones can be."""
         if len(data) > self.block_bytes:
             raise KvtoolError("the encoded block is longer than a record")

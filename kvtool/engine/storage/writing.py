@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtool.cache.tiers import Move
-from kvtool.engine.storage.direct import Readable
-from kvtool.engine.storage.writeback import Data, Survivor, WriteBack
+from kvtool.engine.storage.direct import Bytes, Readable
+from kvtool.engine.storage.writeback import Survivor, WriteBack
 
 MOST = 256 << 20
 """Bytes that may wait for the disk."""
@@ -49,7 +49,7 @@ class Writer:
         self._waiting: dict[int, Waiting] = {}
         self._bytes = 0
 
-    def put(self, move: Move, block: Survivor, data: Data) -> bool:
+    def put(self, move: Move, block: Survivor, data: Bytes) -> bool:
         """Write a block soon; False if too much waits already. KvtoolError where it fits no record."""
         record = self._area.record(block, data)
         if self._bytes and self._bytes + len(record) > self._most:
